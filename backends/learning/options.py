@@ -13,6 +13,8 @@ from ..reasons import of
 #: Stands for what is not there.
 ABSENT = "<absent>"
 _OF_NODES = (PATCHES, REPLACEMENTS)
+#: Known by what is in them, or called: not by their values.
+_NO_VALUES = frozenset((*_OF_NODES, ATTENTION))
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -43,7 +45,7 @@ class ReadOptions(dict[str, Any]):
         return self._inner(key, dict.__getitem__(self, key))
 
     def __contains__(self, key: Any) -> bool:
-        if key in _OF_NODES or key == ATTENTION:
+        if key in _NO_VALUES:
             self._reads.note_whether(self._part, key, dict.get(self, key, ABSENT))
         self._note(key)
         return dict.__contains__(self, key)
@@ -122,7 +124,7 @@ class Reads:
         """Note one read."""
         if part:
             self.patches.add(key)
-        elif key not in _OF_NODES and key != ATTENTION:
+        elif key not in _NO_VALUES:
             self.values.setdefault(key, value)
 
     def note_whether(self, part: str, key: str, value: Any) -> None:
@@ -134,7 +136,7 @@ class Reads:
         """Return the names of options that change what is computed and were not read here: as by
         `dict.get(options, name)`.
         """
-        return set(counting) - {*self.values, *_OF_NODES, ATTENTION}
+        return set(counting) - {*self.values, *_NO_VALUES}
 
     def facts(self, counting: Collection[str], attributes: Iterable[str]) -> dict[str, Any]:
         """Return it as JSON-plain data: "options" (name and value of each that counts), "idle"
@@ -150,12 +152,10 @@ class Reads:
         if "" in self.whole:
             raise LearnError(of("learned_all_options"))
         absent = {name for name, value in self.values.items() if value is ABSENT}
-        idle = sorted(self.values.keys() - absent - {*counting, *_OF_NODES, ATTENTION})
+        idle = sorted(self.values.keys() - absent - {*counting, *_NO_VALUES})
         options = [(n, self.values[n]) for n in sorted(self.values.keys() - set(idle))]
         for name, value in options:
-            if type(value) not in _PLAIN or (
-                name in (*_OF_NODES, ATTENTION) and value is not ABSENT
-            ):
+            if type(value) not in _PLAIN or (name in _NO_VALUES and value is not ABSENT):
                 raise LearnError(of("learned_option_sort", name=name, sort=type(value).__name__))
         return {
             "options": [[name, value] for name, value in options],

@@ -43,8 +43,8 @@ class Region:
 
     A call that its graph does not take goes to the first of the place's other regions whose graph
     does; where there is none, what it needed is noted. Why a call was declined is in `declined`; a
-    graph that fails or differs from eager is dropped for good and its reason kept
-    on the graph. Whatever else of ours fails leaves this kind to the host from then on (`faults`).
+    graph that fails or differs from eager is dropped for good and its reason kept on the graph.
+    Whatever else of ours fails leaves this kind to the host from then on (`faults`).
     """
 
     def __init__(

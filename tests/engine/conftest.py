@@ -17,6 +17,7 @@ from warmgraph_backends.debugging import OFF, Debugging
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab, relative
+from .learned_steps import Steps
 from .probed import Probed
 
 __all__ = ["Lab", "relative"]
@@ -56,6 +57,21 @@ def lab(host: Host, run_folder: Path, built_once: Any) -> Iterator[Lab]:
         built_once.note(lab.root, lab.first_keys)
     yield lab
     lab.engine.close()
+
+
+@pytest.fixture(scope="module")
+def own_lab(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """An engine of the file's own, with nothing built."""
+    lab = Lab(tmp_path_factory.mktemp("own"))
+    yield lab
+    lab.engine.close()
+
+
+@pytest.fixture
+def learned_steps(models: Any, own_lab: Lab, tmp_path: Path) -> Iterator[Callable[[str], Steps]]:
+    """Steps of one of a file's made-up `models`, by its name."""
+    with torch.inference_mode():
+        yield lambda name: Steps(own_lab, tmp_path, getattr(models, name))
 
 
 @pytest.fixture(scope="session")

@@ -5,14 +5,11 @@ whole session's scope, beside the host's own code.
 # ruff: noqa: E501
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-from warmgraph_tools.inprocess import Host
 
 from . import learned_models
 from .lab import Lab
@@ -498,16 +495,9 @@ class Model(torch.nn.Module):
 """
 
 
-@pytest.fixture(scope="module")
-def lab(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    lab = Lab(tmp_path_factory.mktemp("changes"))
-    yield lab
-    lab.engine.close()
-
-
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_changes_between_steps_makes_no_wrong_image(
-    lab: Lab, tmp_path: Path, name: str
+    own_lab: Lab, tmp_path: Path, name: str
 ) -> None:
     module_code, block_code, code, change = CHANGES[name]
     arg, given = "", ""
@@ -529,7 +519,7 @@ def test_what_changes_between_steps_makes_no_wrong_image(
     threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
     try:
         with torch.inference_mode():
-            made = Steps(lab, tmp_path, module.Model)
+            made = Steps(own_lab, tmp_path, module.Model)
             options: dict[str, Any] = {}
             for _ in range(3):
                 assert made.run(**options)[1] < 1e-5

@@ -4,7 +4,6 @@ something: no image is another one than the host's own code gives.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,6 @@ from .test_learned_models import narrow
 #: The first is watched.
 SIZES = ((1, 4, 6, 5), (1, 4, 6, 5), (1, 4, 6, 5))
 QUICKLY, CHUNK = 26, 100
-
-
-@pytest.fixture(scope="module")
-def lab(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    lab = Lab(tmp_path_factory.mktemp("drawn"))
-    yield lab
-    lab.engine.close()
 
 
 def wrong(lab: Lab, folder: Path, seed: int, served: set[str]) -> str | None:
@@ -61,11 +53,11 @@ def wrong(lab: Lab, folder: Path, seed: int, served: set[str]) -> str | None:
 
 
 def test_what_changes_in_drawn_models_makes_nothing_wrong(
-    lab: Lab, host: Host, tmp_path: Path
+    own_lab: Lab, host: Host, tmp_path: Path
 ) -> None:
     """Every kind is drawn; and those of roots that keep something are compiled."""
     served = set[str]()
-    found = [wrong(lab, tmp_path / f"{n}", n, served) for n in range(QUICKLY)]
+    found = [wrong(own_lab, tmp_path / f"{n}", n, served) for n in range(QUICKLY)]
     learned_models.unload()
     assert [each for each in found if each is not None] == []
     drawn = {changing(n).drawn["change"] for n in range(4 * QUICKLY)}
@@ -75,9 +67,9 @@ def test_what_changes_in_drawn_models_makes_nothing_wrong(
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(20))
 def test_what_changes_in_two_thousand_more_makes_nothing_wrong(
-    lab: Lab, host: Host, tmp_path: Path, chunk: int
+    own_lab: Lab, host: Host, tmp_path: Path, chunk: int
 ) -> None:
     first = QUICKLY + CHUNK * chunk
-    found = [wrong(lab, tmp_path / f"{n}", n, set()) for n in range(first, first + CHUNK)]
+    found = [wrong(own_lab, tmp_path / f"{n}", n, set()) for n in range(first, first + CHUNK)]
     learned_models.unload()
     assert [each for each in found if each is not None] == []

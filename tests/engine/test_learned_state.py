@@ -5,7 +5,6 @@ images are ComfyUI's, and its blocks are compiled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import torch
 from warmgraph_tools.inprocess import Host
 
 from . import learned_models
-from .lab import Lab
 from .learned import CALLS, arguments, error
 from .learned_steps import Steps
 
@@ -118,19 +116,6 @@ def models(host: Host) -> Iterator[Any]:
     learned_models.unload()
 
 
-@pytest.fixture(scope="module")
-def lab(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    lab = Lab(tmp_path_factory.mktemp("state"))
-    yield lab
-    lab.engine.close()
-
-
-@pytest.fixture
-def steps(models: Any, lab: Lab, tmp_path: Path) -> Iterator[Callable[[str], Steps]]:
-    with torch.inference_mode():
-        yield lambda name: Steps(lab, tmp_path, getattr(models, name))
-
-
 SIZES = (CALLS[0], CALLS[0], CALLS[0], CALLS[1], CALLS[1], CALLS[2], CALLS[2], CALLS[0])
 
 
@@ -143,22 +128,22 @@ def alone(models: Any, name: str) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", KEPT)
 def test_what_a_model_keeps_moves_on_once_a_step(
-    steps: Callable[[str], Steps], models: Any, name: str
+    learned_steps: Callable[[str], Steps], models: Any, name: str
 ) -> None:
     """Its results are ComfyUI's over several runs, and its blocks compiled."""
     wanted = alone(models, name)
     for _ in range(2):  # learned and built in this process, which moves on what it keeps itself
-        steps(name).make()
-    made = steps(name)  # which sets that up anew
+        learned_steps(name).make()
+    made = learned_steps(name)  # which sets that up anew
     for sizes, reference in zip(SIZES, wanted, strict=True):
         before = made.scope.compiled_calls
         assert error(made.make(sizes), reference) < 1e-5
     assert made.scope.compiled_calls - before == 2 and made.reasons() == set()
 
 
-def test_a_step_that_is_compared_counts_one(steps: Callable[[str], Steps]) -> None:
+def test_a_step_that_is_compared_counts_one(learned_steps: Callable[[str], Steps]) -> None:
     for name in ("Namespace", "InPlaceTensor"):
-        made = steps(name)
+        made = learned_steps(name)
         for count in (1, 2, 3):
             made.make()
             kept = made.root.s.k if name == "Namespace" else float(made.root.t)
@@ -167,9 +152,9 @@ def test_a_step_that_is_compared_counts_one(steps: Callable[[str], Steps]) -> No
 
 @pytest.mark.parametrize("name", SEEN_OF)
 def test_what_a_result_is_counts_as_much_as_what_is_in_it(
-    steps: Callable[[str], Steps], name: str
+    learned_steps: Callable[[str], Steps], name: str
 ) -> None:
-    made = steps(name)
+    made = learned_steps(name)
     for sizes in (*SIZES, *CALLS, *CALLS):
         assert made.run(sizes)[1] < 1e-5
     if name == "IsContiguous":  # a graph's results are laid as those were
@@ -177,12 +162,12 @@ def test_what_a_result_is_counts_as_much_as_what_is_in_it(
 
 
 def test_too_little_memory_for_a_comparison_leaves_calls_to_the_host(
-    steps: Callable[[str], Steps], monkeypatch: pytest.MonkeyPatch
+    learned_steps: Callable[[str], Steps], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three times; then the place rests."""
     from warmgraph_backends.runtime import beside
 
-    made = steps("NoneAtAll")
+    made = learned_steps("NoneAtAll")
     made.run()
 
     def full(live: Any) -> Any:
@@ -192,7 +177,7 @@ def test_too_little_memory_for_a_comparison_leaves_calls_to_the_host(
         patched.setattr(beside.Inputs, "of", full)
         assert made.run() == (0, 0.0)
     assert made.run() == (0, 0.0) and made.run()[0] == 2  # compared, and served
-    again = steps("NoneAtAll")
+    again = learned_steps("NoneAtAll")
     with monkeypatch.context() as patched:
         patched.setattr(beside.Inputs, "of", full)
         for _ in range(beside.MOST_UNSURE):
@@ -204,10 +189,10 @@ def test_too_little_memory_for_a_comparison_leaves_calls_to_the_host(
 
 
 def test_a_graph_that_differs_at_one_place_is_never_given_on(
-    steps: Callable[[str], Steps],
+    learned_steps: Callable[[str], Steps],
 ) -> None:
     """In the run whose comparison shows it, and afterwards."""
-    made = steps("NoneAtAll")
+    made = learned_steps("NoneAtAll")
     made.run()
     assert made.run() == (0, 0.0) and made.run()[0] == 2
     [graph] = made.scope.graphs
@@ -222,7 +207,7 @@ def test_a_graph_that_differs_at_one_place_is_never_given_on(
 
 
 def test_another_nodes_attention_is_called_as_often_as_by_the_host(
-    steps: Callable[[str], Steps],
+    learned_steps: Callable[[str], Steps],
 ) -> None:
     """No call is compared in which it takes part; others speak for it."""
     called: list[int] = []
@@ -236,7 +221,7 @@ def test_another_nodes_attention_is_called_as_often_as_by_the_host(
         made.make(CALLS[0], optimized_attention_override=attend)
         return made.scope.compiled_calls - before
 
-    made = steps("NoneAtAll")
+    made = learned_steps("NoneAtAll")
     made.make()
     assert run() == 0 and made.reasons() == {"learned_unproven"} and len(called) == 2
     assert made.served()[0] == 2

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from warmgraph_backends.graphs.lessons import MOST_STEPS
 from warmgraph_tools.inprocess import Host
 
 from . import learned_models
-from .lab import Lab
 from .learned import CALLS
 from .learned_steps import Steps
 
@@ -47,24 +44,11 @@ class Looks(Model):
 """
 
 
-@pytest.fixture(scope="module")
-def lab(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    lab = Lab(tmp_path_factory.mktemp("steps"))
-    yield lab
-    lab.engine.close()
-
-
-@pytest.fixture
-def steps(models: Any, lab: Lab, tmp_path: Path) -> Iterator[Callable[[str], Steps]]:
-    with torch.inference_mode():
-        yield lambda name: Steps(lab, tmp_path, getattr(models, name))
-
-
 @pytest.mark.parametrize("name", ["Model", "InPlace", "Indexed"])
 def test_what_was_learned_serves_calls_of_all_sizes(
-    steps: Callable[[str], Steps], name: str
+    learned_steps: Callable[[str], Steps], name: str
 ) -> None:
-    made = steps(name)
+    made = learned_steps(name)
     assert [made.run(), made.run()] == [(0, 0.0)] * 2  # watched, and compared
     for sizes in CALLS:
         calls, far = made.served(sizes)
@@ -72,8 +56,10 @@ def test_what_was_learned_serves_calls_of_all_sizes(
     assert made.here.jobs == 1 and made.reasons() == set()
 
 
-def test_a_way_serves_once_its_first_call_was_compared(steps: Callable[[str], Steps]) -> None:
-    made = steps("Sizes")
+def test_a_way_serves_once_its_first_call_was_compared(
+    learned_steps: Callable[[str], Steps],
+) -> None:
+    made = learned_steps("Sizes")
     assert made.run() == (0, 0.0)
     found = [made.run(sizes) for sizes in (CALLS[0], CALLS[0], CALLS[4], CALLS[4], CALLS[0])]
     assert [calls for calls, _ in found] == [0, 2, 0, 2, 2]
@@ -86,25 +72,25 @@ def test_a_way_serves_once_its_first_call_was_compared(steps: Callable[[str], St
     [("Counts", "learned_settings"), ("Random", "learned_random"), ("Reads", "learned_reads_data")],
 )
 def test_a_model_of_which_nothing_is_learned_is_the_hosts_and_is_watched_once(
-    steps: Callable[[str], Steps], name: str, key: str
+    learned_steps: Callable[[str], Steps], name: str, key: str
 ) -> None:
     """Also by the next server: it is kept."""
-    made = steps(name)
+    made = learned_steps(name)
     made.run()
     made.run(CALLS[1])
     made.run()
     assert made.here.jobs == 1 and made.scope.compiled_calls == 0
     [reason] = {reason for _, reason in made.scope.eager_places()}
     assert key in {reason.cause.key, getattr(reason.cause.values.get("why"), "key", "")}
-    again = steps(name)
+    again = learned_steps(name)
     again.run()
     assert again.here.jobs == 0
 
 
 def test_a_call_that_differs_is_watched_again_a_few_times(
-    steps: Callable[[str], Steps],
+    learned_steps: Callable[[str], Steps],
 ) -> None:
-    made = steps("Option")
+    made = learned_steps("Option")
     made.run()
     assert made.served()[0] == 2
     made.run(strength=2.0)  # declined
@@ -119,14 +105,14 @@ def test_a_call_that_differs_is_watched_again_a_few_times(
             assert made.run(strength=strength)[1] < 1e-5
     assert made.here.jobs == MOST_STEPS
     assert made.served()[0] == 2
-    again = steps("Option")  # as the next server finds it
+    again = learned_steps("Option")  # as the next server finds it
     assert again.served()[0] == 2 and again.here.jobs == 0
 
 
 def test_a_number_that_differs_from_step_to_step_is_no_other_way(
-    steps: Callable[[str], Steps], models: Any, monkeypatch: pytest.MonkeyPatch
+    learned_steps: Callable[[str], Steps], models: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = steps("Number")
+    made = learned_steps("Number")
     made.run()
     assert made.served()[0] == 2
     for number in (0.6, 0.7, 0.8, 0.9, 1.0, 1.1):
@@ -139,10 +125,10 @@ def test_a_number_that_differs_from_step_to_step_is_no_other_way(
 
 
 def test_a_model_that_looks_at_its_blocks_forwards_is_refused(
-    steps: Callable[[str], Steps],
+    learned_steps: Callable[[str], Steps],
 ) -> None:
     """It gives something else where they are ours, though each block is right by itself."""
-    made = steps("Looks")
+    made = learned_steps("Looks")
     made.run()  # which is watched, so that it looks otherwise
     for sizes in CALLS:
         assert made.run(sizes) == (0, 0.0)
@@ -151,8 +137,8 @@ def test_a_model_that_looks_at_its_blocks_forwards_is_refused(
     assert reason.cause.values["why"].key == "learned_looks"
 
 
-def test_a_mark_on_a_tensor_is_seen(steps: Callable[[str], Steps]) -> None:
-    made = steps("Marks")
+def test_a_mark_on_a_tensor_is_seen(learned_steps: Callable[[str], Steps]) -> None:
+    made = learned_steps("Marks")
     for sizes in CALLS:
         assert made.run(sizes) == (0, 0.0)
     assert made.scope.compiled_calls == 0

@@ -6,14 +6,11 @@ steps makes no wrong image.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-
-from warmgraph_tools.inprocess import Host
 
 from . import learned_models
 from .lab import Lab
@@ -198,13 +195,6 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def lab(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    lab = Lab(tmp_path_factory.mktemp("unseen"))
-    yield lab
-    lab.engine.close()
-
-
 def _run(made: Steps, options: dict[str, Any]) -> torch.Tensor:
     """Make a step, which is the host's; marks do not go along with a copy of the model."""
     root = made.root
@@ -216,7 +206,7 @@ def _run(made: Steps, options: dict[str, Any]) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_no_guard_tells_makes_no_wrong_image(
-    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    own_lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     case = CASES[name]
     arg, given = (", arg", f", {case.given}") if case.given else ("", "")
@@ -226,7 +216,7 @@ def test_what_no_guard_tells_makes_no_wrong_image(
     options = dict(case.options)
     try:
         with torch.inference_mode():
-            made = Steps(lab, tmp_path, module.Model)
+            made = Steps(own_lab, tmp_path, module.Model)
             for _ in range(3):
                 before = _run(made, options)
             block = made.root.blocks[1]
@@ -244,7 +234,7 @@ def test_what_no_guard_tells_makes_no_wrong_image(
 
 @pytest.mark.parametrize("name", ["dataclass", "dataclass_exchanged", "named_tuple"])
 def test_objects_of_declared_fields_are_made_within_what_is_compiled(
-    lab: Lab, tmp_path: Path, name: str
+    own_lab: Lab, tmp_path: Path, name: str
 ) -> None:
     """As Flux's blocks do."""
     case = CASES[name]
@@ -253,7 +243,7 @@ def test_objects_of_declared_fields_are_made_within_what_is_compiled(
     module = learned_models.load(text)
     try:
         with torch.inference_mode():
-            made = Steps(lab, tmp_path, module.Model)
+            made = Steps(own_lab, tmp_path, module.Model)
             for _ in range(3):
                 _run(made, {})
             assert made.scope.compiled_calls == 2 and made.reasons() == set()

@@ -5,7 +5,6 @@ called, compared, or left for the next one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import torch
 from warmgraph_tools.inprocess import Host
 
 from . import learned_models
-from .lab import Lab
 from .learned import CALLS, Regions, arguments, error, learned_of, outside
 from .learned_steps import Steps
 
@@ -156,19 +154,6 @@ def models(host: Host) -> Iterator[Any]:
     learned_models.unload()
 
 
-@pytest.fixture(scope="module")
-def lab(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    lab = Lab(tmp_path_factory.mktemp("words"))
-    yield lab
-    lab.engine.close()
-
-
-@pytest.fixture
-def steps(models: Any, lab: Lab, tmp_path: Path) -> Iterator[Callable[[str], Steps]]:
-    with torch.inference_mode():
-        yield lambda name: Steps(lab, tmp_path, getattr(models, name))
-
-
 def record_of(models: Any, name: str, sizes: Any = CALLS[0], **options: Any) -> Any:
     given = {"transformer_options": options}
     with torch.no_grad():
@@ -254,9 +239,11 @@ def test_a_block_that_reads_data_is_refused_by_that_though_its_model_catches_all
     assert record["blocks"] == [] and keys(record) == {"learned_reads_data"}
 
 
-def test_a_step_that_was_compared_waits_for_the_next_one(steps: Callable[[str], Steps]) -> None:
+def test_a_step_that_was_compared_waits_for_the_next_one(
+    learned_steps: Callable[[str], Steps],
+) -> None:
     """Its parts were called, and the next run uses them."""
-    made = steps("Model")
+    made = learned_steps("Model")
     made.run()
     for sizes in (CALLS[0], CALLS[1]):
         assert made.run(sizes) == (0, 0.0)
@@ -267,12 +254,12 @@ def test_a_step_that_was_compared_waits_for_the_next_one(steps: Callable[[str], 
 
 
 def test_a_comparison_that_tells_nothing_is_named(
-    steps: Callable[[str], Steps], monkeypatch: pytest.MonkeyPatch
+    learned_steps: Callable[[str], Steps], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For as long as it is so; the next run uses nothing."""
     from warmgraph_backends.runtime import trust
 
-    made = steps("Model")
+    made = learned_steps("Model")
     made.run()
     with monkeypatch.context() as patched:
         patched.setattr(trust, "tells_nothing", lambda references: True)
@@ -282,9 +269,9 @@ def test_a_comparison_that_tells_nothing_is_named(
 
 
 def test_a_step_that_was_watched_is_told_until_something_was_learned_of_it(
-    steps: Callable[[str], Steps],
+    learned_steps: Callable[[str], Steps],
 ) -> None:
-    made = steps("TwoWays")
+    made = learned_steps("TwoWays")
     made.run()
     assert made.served()[0] == 2
     assert made.run(way="more") == (0, 0.0) and made.reasons() == {"learned_another"}
@@ -297,9 +284,11 @@ def test_a_step_that_was_watched_is_told_until_something_was_learned_of_it(
     assert made.served()[0] == 2 and made.told() == {"compiled": 2}
 
 
-def test_a_way_of_which_nothing_is_learned_does_not_wait(steps: Callable[[str], Steps]) -> None:
+def test_a_way_of_which_nothing_is_learned_does_not_wait(
+    learned_steps: Callable[[str], Steps],
+) -> None:
     """The next run would not use it: why is told, in the run that is watched, too."""
-    made = steps("TwoWays")
+    made = learned_steps("TwoWays")
     made.run()
     assert made.served()[0] == 2
     for _ in range(4):
@@ -309,10 +298,10 @@ def test_a_way_of_which_nothing_is_learned_does_not_wait(steps: Callable[[str], 
 
 
 def test_blocks_that_another_call_comes_to_are_learned_from_that(
-    steps: Callable[[str], Steps],
+    learned_steps: Callable[[str], Steps],
 ) -> None:
     """A model may have several ways through itself; then all of them are compiled."""
-    made = steps("TwoParts")
+    made = learned_steps("TwoParts")
     made.run()
     assert made.served()[0] == 2 and made.reasons() == {"learned_not_called"}
     assert made.run(others=True) == (0, 0.0)
@@ -326,10 +315,10 @@ def test_blocks_that_another_call_comes_to_are_learned_from_that(
 
 @pytest.mark.parametrize("way", ["method", "none"])
 def test_only_parts_that_were_not_called_are_told_of_as_such(
-    steps: Callable[[str], Steps], way: str
+    learned_steps: Callable[[str], Steps], way: str
 ) -> None:
     """As they are compiled: by their forward."""
-    made = steps("TwoWays")
+    made = learned_steps("TwoWays")
     made.run()
     assert made.served()[0] == 2
     for _ in range(3):
@@ -338,8 +327,8 @@ def test_only_parts_that_were_not_called_are_told_of_as_such(
     assert made.lines()[:1] == ["Model: the last run called none of its 2 compiled parts"]
 
 
-def test_ways_of_a_block_are_one_part(steps: Callable[[str], Steps]) -> None:
-    made = steps("Sizes")
+def test_ways_of_a_block_are_one_part(learned_steps: Callable[[str], Steps]) -> None:
+    made = learned_steps("Sizes")
     made.run()
     assert made.run() == (0, 0.0) and made.told() == {"ready": 2}
     for sizes in (CALLS[0], CALLS[4]):
