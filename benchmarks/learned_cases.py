@@ -141,10 +141,10 @@ LEARNED_FIGURES = {
     ),
     "learned_wrong": Figure("prompts", ("learned_soak",), lambda case: len(case["wrong"]), "== 0"),
     "learned_dispatch_us_per_block": Figure(
-        "us", ("learned_dispatch",), lambda case: case["off"]["median_us"], "<= 20"
+        "us", ("learned_dispatch",), lambda case: case["off"]["median_us"], "<= 45"
     ),
     "learned_dispatch_us_per_block_default_host": Figure(
-        "us", ("learned_dispatch",), lambda case: case["default"]["median_us"], "<= 20"
+        "us", ("learned_dispatch",), lambda case: case["default"]["median_us"], "<= 45"
     ),
     "learned_prompt_thread_ms": Figure(
         "ms beyond an eager step",
