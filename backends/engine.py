@@ -140,7 +140,6 @@ class Engine:
             Verification() if debugging.verify else None,
             Choices.kept(paths.private, f"{machine}/torch {torch.__version__}"),
             off,
-            lambda: settings.plays_back_attention,
             Lessons(Records(paths.records, fleet.signer), self._builder, self._events),
         )
         self._eager_times = EagerTimes(paths.private, machine)

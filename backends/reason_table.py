@@ -242,12 +242,6 @@ TABLE: dict[str, str | Row] = {
     "wraps_call": "another node wraps the model's own call",
     "patches_may_differ": "another node's patches may do something else at each step",
     "attention_may_differ": "another node's attention may do something else at each step",
-    "override_may_differ": "another node's attention may do something else at each step; if it "
-    "does not, switch on Play back other nodes' attention",
-    "override_keeps": "another node's attention keeps tensors of a step, so it is not played back, "
-    "whatever the settings say",
-    "override_anew": "another node makes its attention anew at each step, so it is not played "
-    "back, whatever the settings say",
     "puts_in_place": "{owner} puts a {name} in place of the model",
     "runs_own_way": "{owner} runs the model in a way of its own, past this node",
     "torch_compile": "torch.compile runs the whole model (TorchCompileModel, or another node that "
@@ -299,8 +293,6 @@ TABLE: dict[str, str | Row] = {
     "does_not_fit": "the model does not fit into VRAM as a whole",
     "computed_anew": "weights are computed anew at each call",
     "attention_between": "another attention runs between what is replayed ({why})",
-    "override_between": "another attention runs between what is replayed ({why}); see Play back "
-    "other nodes' attention in the settings",
     "attention_of_call": "a function of the call attends between what is replayed",
     "layer_between": "a layer that fetches its own weights runs between what is replayed",
     "code_between": "another node's code runs between what is replayed",

@@ -51,7 +51,6 @@ def open_engine(
     user: Path | None = None,
     workflow: Callable[[], Any] = lambda: None,
     captured: bool = True,
-    vouched: bool = False,
     learned: bool = True,
 ) -> Any:
     """Open an engine on its own store; settings and key lie beside it. `WARMGRAPH_DEBUG` counts.
@@ -63,7 +62,6 @@ def open_engine(
         user: the user's folder, in which `workflows/` lies; None is nobody's.
         workflow: the saved workflow of the prompt that runs now, a `WorkflowRef` or None.
         captured: replay hot calls from CUDA graphs; without it regions alone are measured.
-        vouched: with whatever attention a node puts there.
         learned: learn models that no family describes.
     """
     engine = import_engine()
@@ -79,7 +77,6 @@ def open_engine(
         {
             "workers": workers,
             "captured_vram_percent": share,
-            "play_attention": vouched,
             "learn_models": learned,
         }
     )

@@ -2,17 +2,14 @@
 kernels were captured into may be replayed in its place.
 
 It does where its code, and all that it calls, is known to keep nothing: the host's, PyTorch's, the
-libraries' of attention kernels, and packs' functions that only call those (`purity`). Of any other
-one a user may say so: then it is known by being the very same object (`identity`).
+libraries' of attention kernels, and packs' functions that only call those (`purity`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterable
-from functools import partial
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 from ..reasons import Reason, of
@@ -45,86 +42,8 @@ class _Known(NamedTuple):
 _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 
-class Same:
-    """Equal for the very same objects, while all of them live; it keeps none of them alive."""
-
-    def __init__(self, objects: Iterable[Any]) -> None:
-        """Set up.
-
-        Raises:
-            TypeError: there is nothing that a weak reference to one of them can be.
-        """
-        objects = list(objects)
-        self._parts = tuple(map(weakref.ref, objects))
-        self._hash = hash(tuple(map(id, objects)))
-
-    @property
-    def lives(self) -> bool:
-        """Whether all of them are still there: else nothing new is equal to this."""
-        return all(part() is not None for part in self._parts)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other or not isinstance(other, Same):
-            return self is other
-        mine, others = ([part() for part in each._parts] for each in (self, other))
-        gone = any(part is None for part in mine)
-        return not gone and list(map(id, mine)) == list(map(id, others))
-
-
-def steady(function: Any, vouched: Any = None) -> Steady:
-    """Return what is known of a function; looked at once, and anew where what it holds changed.
-
-    Args:
-        vouched: the one of which a user says that it does the same; None: of none.
-    """
-    found = _look_up(function)
-    if found.why_not is None or vouched is None or function is not vouched:
-        return found
-    name = identity(function)
-    return found if name is None else Steady(None, name)
-
-
-def identity(function: Any) -> Same | None:
-    """Return what is equal for the very same callable, made of the same functions, and for no other
-    one; None where it cannot be told. What else it holds is not looked at.
-    """
-    found: dict[int, Any] = {}
-    _made_of(function, found)
-    try:
-        return Same(found.values())
-    except TypeError:
-        return None
-
-
-def _made_of(function: Any, found: dict[int, Any]) -> None:
-    """Note a callable, and those that it calls by what it holds."""
-    if id(function) in found:
-        return
-    found[id(function)] = function
-    if isinstance(function, types.MethodType):
-        _made_of(function.__func__, found)
-    elif isinstance(function, partial):
-        _made_of(function.func, found)
-    elif isinstance(function, types.FunctionType):
-        found[id(function.__code__)] = function.__code__
-        for held in (*_held(function), getattr(function, "__wrapped__", None)):
-            if callable(held):
-                _made_of(held, found)
-
-
-def _held(function: types.FunctionType) -> list[Any]:
-    """What the cells of a function hold, but for those that hold nothing yet."""
-    held = []
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):
-            held.append(cell.cell_contents)
-    return held
-
-
-def _look_up(function: Any) -> Steady:
+def steady(function: Any) -> Steady:
+    """Return what is known of a function; looked at once, and anew where what it holds changed."""
     try:
         known = _known.get(function)
     except TypeError:  # nothing that a weak reference can be to

@@ -79,12 +79,8 @@ class Pieces:
         self._mark: Any = None
         #: Whether a call is under way whose places may be replayed.
         self.is_open = False
-        #: Another node's attention that is recorded on a user's word (`vouched`); None: none is.
-        self._vouched: Any = None
         self.captures = 0
         self.replayed = 0
-        #: Those of them that were replayed in calls with such an attention.
-        self.vouched = 0
         #: Why places are cut, or not captured, by reason.
         self.cuts: Counter[Reason] = Counter()
         self.refused: Counter[Reason] = Counter()
@@ -110,13 +106,12 @@ class Pieces:
                 known.weights.forget()
 
     @contextlib.contextmanager
-    def open(self, steps: int | None, arithmetic: Hashable, vouched: Any = None) -> Iterator[None]:
+    def open(self, steps: int | None, arithmetic: Hashable) -> Iterator[None]:
         """Until this ends, places may be replayed: one call of the root module.
 
         Args:
             steps: of the sampler's run; None: not known.
             arithmetic: what else changes which kernels the same graphs call.
-            vouched: another node's attention that is recorded on a user's word; None: none.
         """
         if arithmetic != self._arithmetic:
             self.drop()
@@ -127,11 +122,11 @@ class Pieces:
         self._mark = None
         self._left = 0 if steps is None else steps - self._steps_begun
         self._steps_begun += 1
-        self.is_open, self._vouched = True, vouched
+        self.is_open = True
         try:
             yield
         finally:
-            self.is_open, self._vouched = False, None
+            self.is_open = False
 
     # --- a place ----------------------------------------------------------------------------------
 
@@ -167,7 +162,7 @@ class Pieces:
             What the graph gives.
         """
         brought = tuple((name, form_of(value)) for name, value in live.items())
-        key = place, form, brought, host_attention.name_of_step(self._vouched)
+        key = place, form, brought, host_attention.name_of_step()
         known = self._known.get(key)
         if known is None:
             known = self._known_anew(key)
@@ -183,8 +178,7 @@ class Pieces:
                 return results
         elif self._is_due(known) and self._has_room(known, inputs, make_room):
             own = own_stream, form
-            with host_attention.vouching(self._vouched):
-                results = self._capture(known, call, fetched, inputs, live, shared, own)
+            results = self._capture(known, call, fetched, inputs, live, shared, own)
             if results is not None:
                 return results
         results = tuple(call([*fetched.tensors, *inputs]))
@@ -229,12 +223,7 @@ class Pieces:
             return None
         self._memory.note_use(piece)
         self.replayed += 1
-        self.vouched += self._vouched is not None
         return results
-
-    def decline(self, reason: Reason) -> None:
-        """Count a call whose places are not captured as they might be."""
-        self.refused[reason] += 1
 
     def _known_anew(self, key: Hashable) -> _Known:
         while len(self._known) >= MAX_KNOWN:

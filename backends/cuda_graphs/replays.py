@@ -118,8 +118,6 @@ class Replays:
         self._calls_in_run = 0
         self.captures = 0
         self.replayed = 0
-        #: Those of them that hold another node's attention on a user's word.
-        self.vouched = 0
         #: Calls of regions that were replayed within them.
         self.regions = 0
         #: The places of those of this run.
@@ -186,7 +184,6 @@ class Replays:
         elif known.like is not None and known.clean >= needed and self._pays(known, complete):
             rerun, made = partial(_rerun, runner, host, compiled=complete), target
             result = self._capture(known, call, rerun, book, addresses, ran)
-        self.vouched += result is not None and call.vouched
         in_place = book.problem is None
         # What will be captured without graphs is run without them until then.
         exact_next = not complete and known.refused is None and in_place

@@ -20,7 +20,7 @@ from ..reasons import Reason, of
 _FUNCTIONS = {
     options.PATCHES: of("patches_may_differ"),
     options.REPLACEMENTS: of("attention_may_differ"),
-    options.ATTENTION: of("override_may_differ"),
+    options.ATTENTION: of("attention_may_differ"),
 }
 _NOT_STEADY = Steady(of("code_unknown"), None)
 _SEQUENCES = (list, tuple, torch.Size)
@@ -43,8 +43,6 @@ class CallValues(NamedTuple):
         tensors: the tensors among the arguments, in walking order.
         args, kwargs: as they came.
         unread: options that are handed through as they are.
-        vouched: whether another node's attention is in it of which only a user says that it does
-            the same at each step.
     """
 
     key: Hashable
@@ -52,7 +50,6 @@ class CallValues(NamedTuple):
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     unread: frozenset[str]
-    vouched: bool = False
 
     def without_memory(self) -> CallValues:
         """Return the same over tensors of equal form that hold nothing."""
@@ -111,13 +108,11 @@ def read_call(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     unread: frozenset[str] = options.UNREAD,
-    vouched: Any = None,
 ) -> CallValues:
     """Take a call of a diffusion model apart.
 
     Args:
         unread: options that its forward does not read.
-        vouched: another node's attention of which a user says that it does the same at each step.
 
     Raises:
         FixedCallError: another node takes part in the call, or an argument is of an unknown type.
@@ -126,14 +121,14 @@ def read_call(
     parts: list[Any] = []
 
     def walk(value: Any, name: str) -> None:
-        _walk(value, name, unread, tensors, parts.append, vouched)
+        _walk(value, name, unread, tensors, parts.append)
 
     for value in args:
         walk(value, "its arguments")
     for name, value in kwargs.items():
         parts.append(name)
         walk(value, name)
-    return CallValues(tuple(parts), tensors, args, kwargs, unread, vouched is not None)
+    return CallValues(tuple(parts), tensors, args, kwargs, unread)
 
 
 def run_steps(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
@@ -168,7 +163,6 @@ def _walk(
     unread: frozenset[str],
     tensors: list[torch.Tensor],
     note: Callable[[Any], None],
-    vouched: Any = None,
 ) -> None:
     if isinstance(value, torch.Tensor):
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
@@ -185,18 +179,18 @@ def _walk(
             if key in _FUNCTIONS:
                 if not item:
                     continue
-                known = steady(item, vouched) if key == options.ATTENTION else _NOT_STEADY
+                known = steady(item) if key == options.ATTENTION else _NOT_STEADY
                 if known.why_not is not None:
                     raise FixedCallError(_FUNCTIONS[key])
                 note((key, known.name))
                 continue
             note(key)
-            _walk(item, str(key), unread, tensors, note, vouched)
+            _walk(item, str(key), unread, tensors, note)
         note("}")
     elif type(value) in _SEQUENCES:
         note((type(value).__name__, len(value)))
         for item in value:
-            _walk(item, name, unread, tensors, note, vouched)
+            _walk(item, name, unread, tensors, note)
     elif isinstance(value, _PLAIN):
         note(value)
     else:

@@ -102,34 +102,6 @@ def have_functions(values: Iterable[Any]) -> bool:
     )
 
 
-def attention_of(values: Iterable[Any]) -> Any:
-    """Return the attention that another node put into a call; None where none did.
-
-    Args:
-        values: the call's arguments.
-    """
-    return next(_named(values, ATTENTION), None) or None
-
-
-@contextlib.contextmanager
-def attending_by(values: Iterable[Any], function: Any) -> Iterator[None]:
-    """Until this ends, have another function stand where a node put its attention.
-
-    Args:
-        values: the call's arguments.
-    """
-    asked = [each for each in values if type(each) is dict and each.get(ATTENTION)]
-    before = [each[ATTENTION] for each in asked]
-    for each in asked:
-        each[ATTENTION] = function
-    try:
-        yield
-    finally:
-        for each, theirs in zip(asked, before, strict=True):
-            if each.get(ATTENTION) is function:  # else somebody put another one there meanwhile
-                each[ATTENTION] = theirs
-
-
 def _named(values: Iterable[Any], name: str) -> Iterator[Any]:
     """Yield what the plain dicts among a call's arguments hold under a name."""
     return (value[name] for value in values if type(value) is dict and name in value)

@@ -57,8 +57,6 @@ class _Thread(threading.local):
         self.calls = 1
         #: Whether a block is traced that has parts which may name an attention of their own.
         self.must_be_named = False
-        #: Another node's attention that is recorded though its code is not known (`vouching`).
-        self.vouched: Any = None
 
 
 class attending_with:  # noqa: N801, no generator: it is entered for each block
@@ -99,20 +97,6 @@ class choosing_by:  # noqa: N801, no generator: it is entered for each block
 
     def __exit__(self, *_: object) -> None:
         _thread.choice, _thread.calls = self._before
-
-
-@contextlib.contextmanager
-def vouching(function: Any) -> Iterator[None]:
-    """Until this ends, let calls that go to another node's attention be recorded.
-
-    Args:
-        function: the one of which a user says that it does the same at each step; None: none.
-    """
-    _thread.vouched = function
-    try:
-        yield
-    finally:
-        _thread.vouched = None
 
 
 @contextlib.contextmanager
@@ -357,22 +341,16 @@ def _why_apart(
     functions = attention.chosen(_thread.options or {}, layer)
     if functions is None:
         return _OF_A_LAYER
-    *named, own = functions
-    for between, asked in (("override_between", named), ("attention_between", [own])):
-        for each in asked:
-            if (problem := steady(each, _thread.vouched).why_not) is not None:
-                return of(between, why=problem)
+    for each in functions:
+        if (problem := steady(each).why_not) is not None:
+            return of("attention_between", why=problem)
     return None
 
 
-def name_of_step(vouched: Any = None) -> Hashable:
-    """Return what is equal for steps whose attention goes to functions that do the same.
-
-    Args:
-        vouched: see `steady`.
-    """
+def name_of_step() -> Hashable:
+    """Return what is equal for steps whose attention goes to functions that do the same."""
     functions = attention.chosen(_thread.options or {}) or ()
-    return tuple(steady(each, vouched).name for each in functions)
+    return tuple(steady(each).name for each in functions)
 
 
 def _by(choice: Choice) -> Callable[..., torch.Tensor]:

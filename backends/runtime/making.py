@@ -51,7 +51,6 @@ class Step(NamedTuple):
         pieces: replays places by themselves where the call is not replayed; None where nothing
             does.
         steps: of the sampler's run; None: not known.
-        vouched: another node's attention that is captured on a user's word; None: none.
         watch: within which the call is to be made, of which nothing is captured then.
     """
 
@@ -62,7 +61,6 @@ class Step(NamedTuple):
     complete: bool = True
     pieces: Pieces | None = None
     steps: int | None = None
-    vouched: Any = None
     watch: AbstractContextManager[None] = nullcontext()
 
 
@@ -150,7 +148,7 @@ class Making:
         """Make a call that will not be replayed as a whole."""
         if step.pieces is None or self._faults.of(CAPTURES) is not None:
             return run(plain)
-        with step.pieces.open(step.steps, (arithmetic(), step.serving.aids), step.vouched):
+        with step.pieces.open(step.steps, (arithmetic(), step.serving.aids)):
             return run(plain)
 
     def _within_capture(

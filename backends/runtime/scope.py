@@ -22,7 +22,6 @@ from ..cuda_graphs.signatures import (
     read_call,
     run_steps,
 )
-from ..cuda_graphs.vouched import NONE, Vouched
 from ..device.gpu import index
 from ..families.catalogue import unread_options
 from ..graphs.graph import Graph
@@ -110,7 +109,6 @@ class Scope:
         self._making = Making(self._placing, self.forwards, self.faults, self.account)
         self._within = Within(self._placing, self.faults, self._renewed)
         self._run_open = False
-        self._vouched = Vouched(shared.vouches)
 
     @property
     def graphs(self) -> list[Graph]:
@@ -285,8 +283,6 @@ class Scope:
             if self._bound is not None:
                 self._bound.begin_run()
                 self._leave_to_others(self._bound)
-            if self._vouched.begin_run():
-                self.drop_captured()
             if self.replays is not None:
                 self.replays.begin_run()
             if self.pieces is not None:
@@ -386,23 +382,15 @@ class Scope:
         now = self.forwards.now
         now = now._replace(installed=self._within.begin_step(now.installed, is_led=is_led))
         step = Step(now, pieces=self.pieces, steps=run_steps(args, kwargs))
-        captures = self.replays is not None or self.pieces is not None
-        attention = self._vouched.look((*args, *kwargs.values())) if captures else NONE
-        step = step._replace(vouched=attention.function)
-        no_capture = no_capture or bound.foreign.code or attention.problem
-        call = self._read(args, kwargs, no_capture, attention.function)
+        call = self._read(args, kwargs, no_capture or bound.foreign.code)
         if self.study is not None:
             others = call if isinstance(call, Reason) else None
             watch = self.study.step(args, kwargs, others, bound.dtype, self.faults, self.account)
             if watch is not None:
                 return Step(NOTHING_SERVES, watch=watch)
-        if attention.watch is not None:
-            return step._replace(pieces=None, watch=attention.watch)
         if isinstance(call, Reason):
             if self.replays is not None:
                 self.replays.decline(call)
-            elif self.pieces is not None and attention.problem is not None:
-                self.pieces.decline(attention.problem)
             return step
         complete = not any(
             kind.graph.is_coming for kind in self.kinds if kind.places and kind.graph is not None
@@ -414,7 +402,6 @@ class Scope:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         no_capture: Reason | None,
-        vouched: Any,
     ) -> CallValues | Reason:
         """The call as data, or why it is not to be captured or cannot be known by what it shows."""
         if no_capture is not None:
@@ -422,7 +409,7 @@ class Scope:
         try:
             names = options.names_of((*args, *kwargs.values())) - self._unread
             unread = self._unread | MENTIONED.none_of(names)
-            call = read_call(args, kwargs, unread, vouched)
+            call = read_call(args, kwargs, unread)
             return call._replace(key=(call.key, arithmetic()))
         except FixedCallError as error:
             return error.reason

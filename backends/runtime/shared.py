@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -31,7 +31,6 @@ class Shared:
         debugging: what a developer asked of this server.
         verification: what is kept where every call of a region is compared with eager, else None.
         choices: which of several kernels run in a graph's operators.
-        vouches: whether the user says that other nodes' attention does the same at each step.
         off: features that are off with this host, and what it lacks for them (`present.missing`).
         lessons: what is known of models that no family describes; None: nothing is learned.
     """
@@ -43,7 +42,6 @@ class Shared:
     verification: Verification | None = None
     choices: Choices = HOSTS
     off: Mapping[Feature, Reason] = field(default_factory=dict)
-    vouches: Callable[[], bool] = lambda: False
     lessons: Lessons | None = None
     _needs: WeakKeyDictionary[Any, Needs] = field(default_factory=WeakKeyDictionary)
     _verdicts: WeakKeyDictionary[Any, Verdicts] = field(default_factory=WeakKeyDictionary)

@@ -85,7 +85,6 @@ ENGLISH = {
     "captured": "CUDA graphs: {sizes} sizes captured, {replayed} steps replayed, {memory}",
     "pieces": "CUDA graphs: {places} blocks captured one by one, {replayed} replayed, {memory}",
     "cut": "  where one is cut in two: {count} ({reason})",
-    "vouched": "  with another node's attention, as the settings say: {count}",
     "not_captured": "  steps that were not replayed: {count} ({reason})",
     "costs": "disk {disk}, VRAM {vram} (kernels; weights are ComfyUI's own), {seconds} s of "
     "compiling saved",

@@ -210,7 +210,6 @@ def _captured(each: Sequence[Replays | None]) -> dict[str, Any]:
         "signatures": sum(one.captured for one in replays),
         "captures": sum(one.captures for one in replays),
         "replayed": sum(one.replayed for one in replays),
-        "vouched": sum(one.vouched for one in replays),
         "vram_bytes": replays[0].vram_bytes,
         "not_replayed": _together(one.reasons for one in replays),
     }
@@ -224,7 +223,6 @@ def _pieces(each: Sequence[Pieces | None]) -> dict[str, Any]:
     return {
         "places": sum(one.captured for one in found),
         "replayed": sum(one.replayed for one in found),
-        "vouched": sum(one.vouched for one in found),
         "vram_bytes": found[0].vram_bytes,
         "cuts": _together(one.cuts for one in found),
         "refused": _together(one.refused for one in found),
@@ -286,14 +284,12 @@ _NO_CALLS: dict[str, Any] = {
     "signatures": 0,
     "captures": 0,
     "replayed": 0,
-    "vouched": 0,
     "vram_bytes": 0,
     "not_replayed": {},
 }
 _NO_PIECES: dict[str, Any] = {
     "places": 0,
     "replayed": 0,
-    "vouched": 0,
     "vram_bytes": 0,
     "cuts": {},
     "refused": {},

@@ -197,18 +197,6 @@ SETTINGS = {
             control="toggle",
         ),
         Setting(
-            name="play_attention",
-            place="Captured.Attention",
-            title="Play back other nodes' attention",
-            group="Experts",
-            help="On: the attention that a node of another pack chooses is recorded and played "
-            "back with whole steps, which is faster. A node that counts steps, or changes between "
-            "steps or images, then shows its first state in every image. Switch it on only for a "
-            "node that you know. Off: only nodes whose code tells that they keep nothing.",
-            default=False,
-            control="toggle",
-        ),
-        Setting(
             name="metrics",
             place="Server.Metrics",
             title="Figures for Prometheus",
@@ -308,11 +296,6 @@ class Settings:
     def keeps_captured(self) -> bool:
         """Whether captured CUDA graphs outlive the run that they were captured in."""
         return bool(self._value("keep_captured"))
-
-    @property
-    def plays_back_attention(self) -> bool:
-        """Whether the user says that other nodes' attention does the same at each step."""
-        return bool(self._value("play_attention"))
 
     def as_dict(self) -> dict[str, float]:
         """Return every setting's value in force."""

@@ -297,7 +297,6 @@ def _pieces(pieces: dict[str, Any]) -> list[Line]:
     places, replayed = pieces["places"], pieces["replayed"]
     return [
         line("pieces", places=places, replayed=replayed, memory=memory),
-        *_vouched(pieces),
         *(line("cut", count=n, reason=reason) for reason, n in pieces["cuts"].items()),
         *(line("not_captured", count=n, reason=reason) for reason, n in pieces["refused"].items()),
     ]
@@ -310,17 +309,11 @@ def _calls(captured: dict[str, Any]) -> list[Line]:
     sizes, replayed = captured["signatures"], captured["replayed"]
     return [
         line("captured", sizes=sizes, replayed=replayed, memory=memory),
-        *_vouched(captured),
         *(
             line("not_captured", count=n, reason=reason)
             for reason, n in captured["not_replayed"].items()
         ),
     ]
-
-
-def _vouched(captured: dict[str, Any]) -> list[Line]:
-    """How much was replayed with an attention that only a user knows."""
-    return [line("vouched", count=captured["vouched"])] if captured["vouched"] else []
 
 
 def _role(role: str, steps: dict[str, int]) -> Line:

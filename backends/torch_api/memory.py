@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def borrowed(tensor: torch.Tensor) -> torch.Tensor:
@@ -47,23 +46,3 @@ def copy_each(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:
         return
     for tensor, value in zip(into, values, strict=True):
         tensor.copy_(value)
-
-
-class Memory:
-    """What a tensor lies in, followed without being held; equal for tensors that share it."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        """Follow a plain tensor's memory."""
-        make: Any = StorageWeakRef
-        self._storage: Any = make(tensor.untyped_storage())
-
-    @property
-    def is_used(self) -> bool:
-        """Whether any tensor lies in it still."""
-        return not self._storage.expired()
-
-    def __hash__(self) -> int:
-        return hash(self._storage)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Memory) and bool(self._storage == other._storage)

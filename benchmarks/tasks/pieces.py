@@ -36,8 +36,7 @@ def pieces(
         path: of its file, written now if it is not there.
         size: as `transformers.sample` takes it.
         override: an attention that a node puts there, for all three: "known" is one whose code
-            keeps nothing, "unknown" one that counts its calls, "vouched" the same where the user
-            says that it may be replayed; "" for none.
+            keeps nothing, "unknown" one that counts its calls; "" for none.
 
     Returns:
         {"step_ms", "peak_mib" of each form, "speedup", "speedup_of_calls", "rel_l2" against eager,
@@ -45,14 +44,13 @@ def pieces(
         override in each form's last run}
     """
     loaded = load(name, Path(path))
-    vouched = override == "vouched"
-    attend = Attention() if vouched or override == "unknown" else attends
+    attend = Attention() if override == "unknown" else attends
     probes = {form: Probe() for form in ("eager", "ours")}
     models = {
         form: overridden(probe.attach(loaded), attend, override) for form, probe in probes.items()
     }
     run = functools.partial(sample, name)
-    engine = open_engine(Path(store), workers=workers, vouched=vouched)
+    engine = open_engine(Path(store), workers=workers)
     from warmgraph_backends.cuda_graphs import pieces as room
 
     run(models["eager"], size, steps=1)

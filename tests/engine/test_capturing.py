@@ -118,12 +118,10 @@ def steps(memory: CapturedMemory, monkeypatch: pytest.MonkeyPatch) -> tuple[Repl
         complete: bool = True,
         rows: int = 2,
         steps: int | None = None,
-        vouched: bool = False,
     ) -> Any:
         """Returns in which form the call was captured, None where it was made."""
         sigmas = {} if steps is None else {"sample_sigmas": torch.ones(steps + 1)}
         call = read_call((torch.zeros(rows, 4), sigmas), {}, frozenset(("sample_sigmas",)))
-        call = call._replace(vouched=vouched)
         attempt = made.attempt(
             lambda x, _: x + 1,
             call,
@@ -414,15 +412,3 @@ def test_the_signature_that_is_used_is_not_the_first_to_be_forgotten(
     for other in range(2 * replays.MAX_SIGNATURES):
         made._known(other)
         assert made._known("hot") is hot
-
-
-def test_replays_with_an_attention_that_the_user_vouches_for_are_counted(
-    steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, _, step = steps
-    monkeypatch.setattr(replays.gpu, "mark", lambda device: "a mark")
-    monkeypatch.setattr(replays.gpu, "seconds_between", lambda begin, end: 0.1)
-    for _ in range(CLEAN_CALLS + 2):
-        step("compiled", vouched=True)
-    step("compiled")
-    assert (made.replayed, made.vouched) == (3, 2)

@@ -15,7 +15,6 @@ from warmgraph_backends.compilers import registry
 from warmgraph_backends.cuda_graphs import piece as piece_room
 from warmgraph_backends.cuda_graphs import pieces as pieces_room
 from warmgraph_backends.cuda_graphs.piece import Statics
-from warmgraph_backends.cuda_graphs.replays import Replays
 from warmgraph_backends.reasons import of
 from warmgraph_backends.runtime.scope import Scope
 from warmgraph_backends.weights.fetching import ModelWeights
@@ -300,69 +299,6 @@ class Counting:
         options = clone.model_options.setdefault("transformer_options", {})
         options["optimized_attention_override"] = self
         return pieced.sample(clone, steps=steps)
-
-
-def test_an_attention_that_the_user_vouches_for_is_captured_and_told_apart(pieced: Pieced) -> None:
-    one, other, pieces = Counting(), Counting(), pieced.pieces
-    as_calls = one.image(pieced, pieced.calls)
-    pieced.lab.settings.update({"play_attention": True})
-    try:
-        assert torch.equal(one.image(pieced, pieced.model), as_calls)
-        assert not pieces.cuts and not pieces.refused
-        assert pieces.captures == RecordedGraph.begun == PLACES
-        # Before them come a step in which it is watched, a clean one, and the one of the captures.
-        assert pieces.replayed == pieces.vouched == (STEPS - 3) * PLACES
-        one.image(pieced, pieced.model)
-        assert pieces.captures == PLACES and pieces.vouched == (2 * STEPS - 3) * PLACES
-        assert torch.equal(other.image(pieced, pieced.model), as_calls)
-        assert pieces.captures == PLACES + BLOCKS, "another object is another attention"
-        told = pieced.lab.engine.report(pieced.model)["text"]
-        assert f"with another node's attention, as the settings say: {pieces.vouched}" in told
-        vouched = pieces.vouched
-        assert torch.equal(pieced.sample(), pieced.as_calls) and pieces.vouched == vouched
-    finally:
-        pieced.lab.settings.update({"play_attention": False})
-    begun, captures = RecordedGraph.begun, pieces.captures
-    assert torch.equal(one.image(pieced, pieced.model), as_calls)
-    assert one.calls == STEPS * BLOCKS and pieces.vouched == vouched
-    assert pieces.captures == captures + PLACES, "what was captured went with the setting"
-    assert RecordedGraph.begun == begun + 2 * BLOCKS + 1
-    (cut,) = pieces.cuts
-    assert "Play back other nodes' attention" in cut and pieces.cuts[cut] == BLOCKS
-
-
-def test_whole_calls_are_not_refused_for_one_that_the_user_vouches_for(pieced: Pieced) -> None:
-    one, shared = Counting(), pieced.scope._shared
-    replays = pieced.scope.replays = Replays(shared.captured, shared.comparisons)
-    one.image(pieced, pieced.model, steps=4)
-    assert replays.reasons == {of("override_may_differ"): 4}
-    pieced.lab.settings.update({"play_attention": True})
-    try:
-        one.image(pieced, pieced.model, steps=4)
-        assert replays.reasons == {of("override_may_differ"): 4}
-        Counting(keeps=True).image(pieced, pieced.model, steps=4)
-        assert replays.reasons[of("override_keeps")] == 3
-    finally:
-        pieced.lab.settings.update({"play_attention": False})
-    one.image(pieced, pieced.model, steps=4)
-    assert replays.reasons[of("override_may_differ")] == 8
-
-
-def test_one_that_keeps_what_it_made_is_not(pieced: Pieced) -> None:
-    keeping, pieces = Counting(keeps=True), pieced.pieces
-    as_calls = keeping.image(pieced, pieced.calls)
-    kept = keeping.kept
-    assert kept is not None and len(kept) == STEPS * BLOCKS
-    kept.clear()
-    pieced.lab.settings.update({"play_attention": True})
-    try:
-        assert torch.equal(keeping.image(pieced, pieced.model), as_calls)
-        assert keeping.calls == len(kept) == STEPS * BLOCKS
-        (problem,) = pieces.refused
-        assert "keeps tensors of a step" in problem and pieces.refused[problem] == STEPS - 1
-        assert pieces.cuts and pieces.replayed > 0 and not pieces.vouched
-    finally:
-        pieced.lab.settings.update({"play_attention": False})
 
 
 def test_what_a_hook_keeps_of_a_block_is_its_own(pieced: Pieced) -> None:

@@ -324,7 +324,6 @@ def test_the_page_keeps_its_settings_by_places_that_stay() -> None:
         "captured_vram_percent": "Captured.Vram",
         "captured_limit_s": "Captured.Limit",
         "keep_captured": "Captured.Keep",
-        "play_attention": "Captured.Attention",
         "metrics": "Server.Metrics",
         "compile_all": "Speed.CompileAll",
         "compile_all_vaes": "Speed.CompileAllVaes",

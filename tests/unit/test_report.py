@@ -11,7 +11,7 @@ from warmgraph_backends.reasons import of
 from warmgraph_backends.sessions import words
 from warmgraph_backends.sessions.lines import ENGLISH, Line, in_english, line, plain
 
-NO_PIECES = {"places": 0, "replayed": 0, "vouched": 0, "vram_bytes": 0, "cuts": {}, "refused": {}}
+NO_PIECES = {"places": 0, "replayed": 0, "vram_bytes": 0, "cuts": {}, "refused": {}}
 REPORT: dict[str, Any] = {
     "id": "model-1",
     "model": "SDXL",
@@ -39,7 +39,6 @@ REPORT: dict[str, Any] = {
         "signatures": 2,
         "captures": 3,
         "replayed": 180,
-        "vouched": 0,
         "vram_bytes": 416 * 2**20,
         "not_replayed": {"weights moved since the last step": 2},
         "pieces": NO_PIECES,
@@ -52,7 +51,7 @@ REPORT: dict[str, Any] = {
 }
 BUILT = {"done": 5, "total": 5, "seconds_left": None, "running": [], "paused": False}
 NOTHING = {
-    **{"signatures": 0, "captures": 0, "replayed": 0, "vouched": 0, "vram_bytes": 0},
+    **{"signatures": 0, "captures": 0, "replayed": 0, "vram_bytes": 0},
     "not_replayed": {},
     "pieces": NO_PIECES,
 }
@@ -365,15 +364,3 @@ def test_blocks_that_are_replayed_one_by_one_are_told_with_what_cuts_them() -> N
     lines = _whole(captured=captured)
     at = lines.index("CUDA graphs: 57 blocks captured one by one, 1026 replayed, 3 MiB")
     assert lines[at + 1] == f"  where one is cut in two: 57 ({reason})"
-
-
-def test_an_attention_that_is_played_back_on_the_users_word_is_told() -> None:
-    said = "  with another node's attention, as the settings say: {}"
-    assert not any(line.startswith(said[:10]) for line in _whole())
-    captured = {**REPORT["captured"], "vouched": 18}
-    lines = _whole(captured={**captured, "pieces": {**NO_PIECES, "replayed": 9, "vouched": 8}})
-    whole, pieces = (
-        next(n for n, line in enumerate(lines) if text in line)
-        for text in ("steps replayed", "captured one by one")
-    )
-    assert lines[whole + 1] == said.format(18) and lines[pieces + 1] == said.format(8)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import gc
 import types
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.code.steady import Steady, identity, steady
+from warmgraph_backends.code.steady import Steady, steady
 from warmgraph_tools.inprocess import Host
 
 #: A pack's module, as packs write it.
@@ -68,17 +66,6 @@ def keeping_inside():
 class Attends:
     def __call__(self, func, *args, **kwargs):
         return func(*args, **kwargs)
-    def attend(self, func, *args, **kwargs):
-        return func(*args, **kwargs)
-
-class Slotted:
-    __slots__ = ()
-    def __call__(self, func, *args, **kwargs):
-        return func(*args, **kwargs)
-
-class Equal(Attends):
-    def __eq__(self, other):
-        return True
 """
 
 
@@ -140,54 +127,3 @@ def test_the_hosts_own_attention_is_steady(host: Host) -> None:
     for name in ("attention_pytorch", "attention_sub_quad", "attention_basic", "attention_split"):
         assert steady(getattr(attention, name)).why_not is None
     assert steady(torch.nn.functional.scaled_dot_product_attention).why_not is None
-
-
-OTHERS: dict[str, Callable[[Any], Any]] = {
-    "a closure": lambda p: p.counting(),
-    "a bound method": lambda p: p.Attends().attend,
-    "one of the same object": lambda p: p.ONE.attend,
-    "a partial": lambda p: functools.partial(p.counting(), 5),
-    "one of the same function": lambda p: functools.partial(p.reading, 5),
-    "an object": lambda p: p.Attends(),
-    "one that equals any other": lambda p: p.Equal(),
-}
-
-
-@pytest.mark.parametrize("sort", OTHERS)
-def test_what_a_user_vouches_for_is_known_by_being_the_very_same(pack: Any, sort: str) -> None:
-    pack.ONE = pack.Attends()
-    function, other = (OTHERS[sort](pack) for _ in range(2))
-    found = steady(function, function)
-    assert found.why_not is None and found.name == steady(function, function).name
-    assert steady(other, other).why_not is None
-    assert steady(other, other).name != found.name, "made anew, so it is another one"
-    assert steady(function).why_not is not None and steady(function).name != found.name
-    assert steady(function, other) == steady(function), "nobody vouched for this one"
-    address, name = id(function), found.name
-    del function
-    gc.collect()
-    kept = [OTHERS[sort](pack) for _ in range(64)]
-    assert not name.lives and all(steady(each, each).name != name for each in kept), address
-
-
-def test_what_its_state_is_does_not_matter_but_what_it_calls_does(pack: Any) -> None:
-    counting = pack.counting()
-    before = steady(counting, counting).name
-    counting(lambda: None)
-    assert steady(counting, counting).name == before
-    inner = pack.keeping_inside()
-    before = steady(inner, inner).name
-    inner.__closure__[0].cell_contents = pack.counting()
-    assert steady(inner, inner).name != before
-    counting.__code__ = counting.__code__.replace(co_name="reloaded")
-    assert steady(counting, counting).name != steady(inner, inner).name
-
-
-def test_where_its_code_tells_enough_nobodys_word_is_asked(pack: Any) -> None:
-    one, other = pack.override_by(0.5), pack.override_by(0.5)
-    assert steady(one, one) == steady(other, other) == steady(one)
-
-
-def test_what_cannot_be_told_from_others_is_not_vouched_for(pack: Any) -> None:
-    slotted = pack.Slotted()
-    assert identity(slotted) is None and steady(slotted, slotted).why_not is not None
