@@ -153,7 +153,7 @@ def _converted(workflow: Mapping[str, Any], object_info: Mapping[str, Any]) -> P
 
 def _nothing(*, loads: bool) -> str:
     if loads:
-        return "Load Compiled Files compiles nothing; use Compile Model in its place, once"
+        return "Load Compiled Graph compiles nothing; use Compile Model in its place, once"
     return (
         "no node in it compiles; put Compile Model before the sampler (Alt+W does), and see that "
         "it is neither bypassed nor muted"

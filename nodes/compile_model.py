@@ -119,7 +119,7 @@ class WarmgraphLoadCompiledGraph(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="WarmgraphLoadCompiledGraph",
-            display_name="Load Compiled Files",
+            display_name="Load Compiled Graph",
             category="Warmgraph",
             description=(
                 "Runs a model through files that were compiled before, from a folder saved with a "

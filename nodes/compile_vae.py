@@ -104,7 +104,7 @@ class WarmgraphLoadCompiledGraphVAE(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="WarmgraphLoadCompiledGraphVAE",
-            display_name="Load Compiled Files (VAE)",
+            display_name="Load Compiled Graph (VAE)",
             category="Warmgraph",
             description=(
                 "Runs a VAE through files that were compiled before, from a folder saved with a "

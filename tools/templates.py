@@ -78,7 +78,7 @@ TEMPLATES: dict[str, Template] = {
     "minimax_h3_image_to_video": Template(
         "MiniMax H3 image to video", "H3", "image to video", "video", "h3_int8_15700_speedup"
     ),
-    "load_compiled_graph": Template("SDXL load compiled files only", "SDXL", "only load", "image"),
+    "load_compiled_graph": Template("SDXL load compiled graph only", "SDXL", "only load", "image"),
     "step_cache_compare": Template(
         "Flux.1 dev Step Cache compare", "Flux.1", "Step Cache compare", "image"
     ),

@@ -182,7 +182,7 @@ def test_switched_off_counts_from_the_next_run(host: Host, again: Callable[..., 
 
 
 def test_a_workflows_folder_holds_what_was_learned(host: Host, again: Callable[..., Lab]) -> None:
-    """It is all that Load Compiled Files needs."""
+    """It is all that Load Compiled Graph needs."""
     lab = again()
     served = Served(host, lab, KIND, when_missing="wait", graphs="portrait")
     served.check()

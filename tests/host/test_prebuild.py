@@ -229,7 +229,7 @@ def test_saved_subgraphs_and_prompts_for_the_api_need_the_same_parts(first: Done
         ("broken.json", "it is no workflow (Expecting property name"),
         ("list.json", "it is no workflow; save it with"),
         ("bypassed.json", "no node in it compiles; put Compile Model before the sampler"),
-        ("loads.json", "Load Compiled Files compiles nothing"),
+        ("loads.json", "Load Compiled Graph compiles nothing"),
         ("unknown.json", "no node class LoaderOfAnotherPack; install the pack"),
         ("no_file.json", "there is no ckpt_name 'gone.safetensors' for node 1 "),
         ("never heard of", f"there are: {CHECKPOINT}"),

@@ -114,7 +114,7 @@ PAGES.append(DOCS / "hosting.md")
 OTHERS = [DOCS / f"{n}.md" for n in ("measured", "deepcache", "step-cache", "developers")]
 OTHERS += [ROOT / "ARCHITECTURE.md", ROOT / "benchmarks" / "README.md"]
 #: Names of nodes and of things, in which a word of the inside may stand.
-NAMES = r"CUDA graphs?|graph files?|graph folders?"
+NAMES = r"CUDA graphs?|[Cc]ompiled [Gg]raphs?|graph files?|graph folders?"
 INSIDE = re.compile(r"\b(regions?|kinds?|captur\w+|epochs?|graphs?)\b", re.IGNORECASE)
 
 
