@@ -146,7 +146,7 @@ class Pieces:
         """Compute one place: by replay, where it was captured.
 
         Args:
-            place: which one, or what places have in common that share a piece; it is kept.
+            place: which one, or the key of a piece that several share; kept alive.
             form: of its inputs, with the values of those that are no tensors.
             call: its graph, called with weights and inputs.
             fetched: its weights.

@@ -1,4 +1,4 @@
-"""What a call was given and gave, by which a captured call is proved before it is replayed.
+"""Inputs and outputs of one eager call, which a capture must reproduce before it is replayed.
 
 A capture reads and writes where its memory lies in that moment, and holds values that were made on
 the processor. Whether it computes what the call does shows in what it gives for the inputs of a

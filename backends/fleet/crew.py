@@ -1,7 +1,7 @@
 """Daemon threads that do tasks which may hang.
 
-No pool of the standard library: one joins its threads when the process ends, and one of ours may
-wait for a socket then. Threads that hang are left behind, others take their place, up to a bound.
+Not concurrent.futures, which joins its threads at exit: one of these may hang on a socket. Those
+that hang are left behind, and others take their place, up to a bound.
 """
 
 from __future__ import annotations

@@ -160,8 +160,8 @@ class Place:
 
 
 class Follower(NamedTuple):
-    """A module that is called with what another one returned, and whose part that one's region has
-    then done: `make` builds its forward, which takes any arguments, from the host's own.
+    """The next module in a chain, whose work the region before it has already done (the SiLU after
+    a norm): `make` builds its forward from the host's own, whatever its arguments.
     """
 
     module: torch.nn.Module

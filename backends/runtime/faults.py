@@ -43,7 +43,7 @@ class Faults:
     def spare(
         self, part: Hashable, doing: str, task: Callable[..., T], *args: Any, **named: Any
     ) -> T | None:
-        """Do something of ours that the host's call does not need; None where it failed.
+        """Run optional work; log and return None if it raises.
 
         Raises:
             The host's interrupt alone.

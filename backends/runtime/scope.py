@@ -100,7 +100,7 @@ class Scope:
         self._bound: Bound | None = None
         self._patches: dict[str, Any] = {}
         self._of_place: dict[str, Kind] = {}
-        #: The kinds that serve places in which others have their code, and what that is.
+        #: Kinds for places where another node replaced a part, and what it put there.
         self._called: dict[str, tuple[Kind, Guests]] = {}
         self._facts: dict[str, Any] = {}
         self._card = 0

@@ -27,8 +27,7 @@ class Variation:
         name: in reports, and where needs are noted.
         words: beside the label of a kind.
         change: makes its description from that of the first graph.
-        foreseen: tells whether a place, on a type of device, is to have it before a call
-            needs it.
+        foreseen: whether to build it for a place on a type of device before any call asks.
     """
 
     name: str
