@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -242,6 +243,7 @@ class _Calls:
         self._settings = settings
         self._secrets = secrets_of(settings.remote, settings.options)
         self._crew = Crew()
+        weakref.finalize(self, self._crew.close)
         self.place: Place = self.one(open_place, settings.remote, settings.options)
 
     def one(self, call: Callable[..., T], *arguments: Any) -> T:
