@@ -72,7 +72,7 @@ class History:
             return False
         builds, misses = session.take_counts()
         entry = {
-            "at": round(self._clock()),
+            "at": round(self._clock(), 3),
             "model": session.name,
             "size": run.size,
             "batch": run.batch,
@@ -130,13 +130,15 @@ def _is_run(entry: Any) -> bool:
     if not isinstance(entry, dict):
         return False
     texts = [entry.get(name) for name in ("model", "size")]
-    counts = [entry.get(name) for name in ("at", "batch", "steps", "builds", "misses")]
+    counts = [entry.get(name) for name in ("batch", "steps", "builds", "misses")]
     times = [entry.get(name, "") for name in ("ms", "eager_ms")]
     return (
         len(entry) == 10
         and all(isinstance(text, str) and len(text) <= _MAX_TEXT for text in texts)
         and all(type(count) is int and count >= 0 for count in counts)
         and all(_is_time(time) for time in times)
+        and _is_time(entry.get("at", ""))
+        and entry["at"] is not None
         and entry.get("form") in _FORMS
     )
 

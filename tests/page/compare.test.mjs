@@ -45,6 +45,7 @@ test("a step with us stands beside one of the same model and size in the run wit
   ); // prettier-ignore
   assert.deepEqual(pairs(run(108, 20), run(118, 60, { size: "128x128" })), []);
   assert.deepEqual(pairs(run(108, null), run(118, 60)), []);
+  assert.deepEqual(pairs(run(100.2, 5), run(108, null), run(118, 60)), [], "the prompt before");
 });
 
 test("the largest difference is that of one value, whichever is larger", () => {

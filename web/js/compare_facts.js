@@ -28,7 +28,7 @@ export function wholeMs(entry) {
  */
 export function stepPairs(first, second, runs) {
   const [mine, others] = [first, second].map((entry) => {
-    const [begin, end] = spanOf(entry).map((ms) => Math.round(ms / 1000)); // as runs are noted
+    const [begin, end] = spanOf(entry).map((ms) => ms / 1000); // as runs are noted
     return runs.filter(({ at, ms }) => ms !== null && at >= begin && at <= end).reverse();
   });
   const pairs = mine.map((run) => {
