@@ -1,4 +1,4 @@
-"""Output nodes: Graph Report and Warm Up."""
+"""Output nodes: Compile Report and Warm Up."""
 
 from __future__ import annotations
 

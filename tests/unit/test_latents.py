@@ -1,4 +1,4 @@
-"""Two LATENTs compared: what Graph Report says of them."""
+"""Two LATENTs compared: what Compile Report says of them."""
 
 from __future__ import annotations
 
