@@ -109,7 +109,7 @@ def test_a_comparison_leaves_the_page_and_the_model_as_they_were(
 
 
 def test_a_run_that_is_cancelled_is_told(page: Page) -> None:
-    page.set_widget("KSampler", "steps", 60)
+    page.set_widget("KSampler", "steps", 200)  # a busy browser hears late of the second one
     page.set_widget("KSampler", "seed", 8)
     page.run_workflow()
     page.run(  # told as of any other run; the page cancels it, or it might have ended until then
