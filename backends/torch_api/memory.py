@@ -1,4 +1,4 @@
-"""Memory: tensors over what they do not own, what is followed without being held, many copies.
+"""Memory: tensors over what they do not own, and many copies at once.
 
 Source: torch/_inductor/cudagraph_trees.py of torch 2.10-2.15, which does both likewise.
 """

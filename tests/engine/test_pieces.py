@@ -282,23 +282,29 @@ def test_an_attention_that_keeps_nothing_is_captured_and_told_apart(pieced: Piec
 class Counting:
     """Attention of a node that counts its calls."""
 
-    def __init__(self, keeps: bool = False) -> None:
+    def __init__(self) -> None:
         self.calls = 0
-        self.kept: list[torch.Tensor] | None = [] if keeps else None
 
     def __call__(self, function: Any, q: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
         self.calls += 1
         result: torch.Tensor = function(q * 0.5, *args, **named)
-        if self.kept is not None:
-            self.kept.append(result[:, :1])
         return result
 
-    def image(self, pieced: Pieced, model: Any, steps: int = STEPS) -> torch.Tensor:
+    def image(self, pieced: Pieced, model: Any) -> torch.Tensor:
         self.calls = 0
         clone = model.clone()
         options = clone.model_options.setdefault("transformer_options", {})
         options["optimized_attention_override"] = self
-        return pieced.sample(clone, steps=steps)
+        return pieced.sample(clone)
+
+
+def test_an_attention_that_counts_its_calls_is_called_at_each_step(pieced: Pieced) -> None:
+    one, pieces = Counting(), pieced.pieces
+    as_calls = one.image(pieced, pieced.calls)
+    assert torch.equal(one.image(pieced, pieced.model), as_calls)
+    assert one.calls == STEPS * BLOCKS and pieces.replayed > 0
+    (cut,) = pieces.cuts
+    assert cut.key == "attention_between" and pieces.cuts[cut] == BLOCKS
 
 
 def test_what_a_hook_keeps_of_a_block_is_its_own(pieced: Pieced) -> None:
