@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from ..operators.host_attention import Choice
+from ..operators.call_context import Choice
 from .attention_choice import AttentionChoice
 from .products import Products
 

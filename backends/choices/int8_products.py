@@ -57,7 +57,7 @@ class _Layer(NamedTuple):
 
 
 class Int8Products:
-    """A `host_layer.Caller`; for any thread."""
+    """A `call_context.Caller`; for any thread."""
 
     def __init__(self, directory: Path, machine: str) -> None:
         """Read the times that were kept; no product is chosen yet.

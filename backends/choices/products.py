@@ -15,7 +15,7 @@ from .packed_products import PackedProducts
 
 
 class Products:
-    """A `host_layer.Caller`, by what a weight is; for any thread."""
+    """A `call_context.Caller`, by what a weight is; for any thread."""
 
     def __init__(self, directory: Path, machine: str) -> None:
         """Set up; nothing is chosen yet.

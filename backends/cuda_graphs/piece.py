@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..device import gpu
-from ..operators import live_arguments, registering
+from ..operators.call_context import using
 from ..reasons import Reason
 from ..torch_api.memory import borrowed, extent_bytes
 from .captured_call import capturing, forget_frames, undisturbed
@@ -158,14 +158,11 @@ class Piece:
         with (
             gpu.on_stream(self._stream),
             undisturbed(device),
-            registering.recorded_by(self),
+            using(recorder=self, arguments=dict(zip(live, named, strict=True))),
         ):
             self._begin()
             try:
-                with (
-                    capturing(),
-                    live_arguments.attending_with(dict(zip(live, named, strict=True))),
-                ):
+                with capturing():
                     self._record(call, [*weights, *given])
             except BaseException as error:
                 forget_frames(error)
@@ -204,7 +201,7 @@ class Piece:
     def stand_apart(
         self, run: Callable[..., Any], fake: Callable[..., Any], args: Any, why: Reason
     ) -> Any:
-        """See `registering.Recorder`."""
+        """See `call_context.Recorder`."""
         self._end()
         number = sum(isinstance(step, _Apart) for step in self._steps)
         lent = tuple(map(_borrowed, args))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..operators.host_layer import Given
+from ..operators.call_context import Given
 from ..torch_api.memory import copy_each
 from ..weights.fetching import Fetched
 from ..weights.streamed import made_of, parts_and_rest

@@ -21,7 +21,8 @@ import torch
 from ..device import gpu
 from ..host_api.execution import is_interrupt, passes
 from ..host_api.memory import empty_cache
-from ..operators import host_attention, host_layer, registering
+from ..operators import host_attention
+from ..operators.call_context import using
 from ..reasons import Reason, of
 from ..weights.fetching import Fetched
 from . import driver, streams
@@ -205,7 +206,7 @@ class Pieces:
         """
         if fetched.release is not None:
             fetched.release()
-        with host_layer.multiplying_by(weights.given):
+        with _reading(weights):
             results = self._replay(piece, inputs, live)
             return tuple(call([*weights.tensors, *inputs])) if results is None else results
 
@@ -271,7 +272,7 @@ class Pieces:
             weights: Weights = Copies(fetched, self._statics) if shared else InPlace(fetched)
             stream = self._stream_for(own_stream, device, partial(_rehearse, call, weights, inputs))
             piece = Piece(stream, pool, self._statics, partial(make_graph, device))
-            with host_layer.multiplying_by(weights.given):
+            with _reading(weights):
                 piece.capture(call, weights.tensors, inputs, live, known.results)
                 problem = None
                 if piece.cuts:  # others' code is called once a step
@@ -369,6 +370,11 @@ class _Rehearsal:
         return fake(*args)
 
 
+def _reading(weights: Weights, **fields: Any) -> using:
+    """Until this ends, let operators multiply by what a piece reads."""
+    return using(**fields) if weights.given is None else using(given=weights.given, **fields)
+
+
 def _rehearse(call: Call, weights: Weights, inputs: Collection[Any]) -> None:
-    with registering.recorded_by(_Rehearsal()), host_layer.multiplying_by(weights.given):
+    with _reading(weights, recorder=_Rehearsal()):
         call([*weights.tensors, *inputs])

@@ -14,6 +14,7 @@ import torch
 from ..contract import InputSpec
 from ..host_api.options import PATCHES, UNREAD
 from ..operators import host_attention, live_arguments
+from ..operators.call_context import using
 from ..plans.binding import OR_NONE, Arguments, Forward, Use
 from ..plans.plan import Call, Form, Place, Plan, dispatch_one, unknown_layer
 from ..plans.symbols import SYMBOLS as SYMBOLS
@@ -192,7 +193,7 @@ def serve(
     """
     if reason is not None:
         return call.decline(reason)
-    with host_attention.attending_with({} if options is None else options, live):
+    with using(options={} if options is None else options, arguments=live or {}):
         return call(*inputs)
 
 

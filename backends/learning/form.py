@@ -10,6 +10,7 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from ..operators import host_attention
+from ..operators.call_context import using
 from ..plans.binding import TAKEN, Arguments, Beside, Forward
 from ..plans.plan import Call, Form, first_of
 from ..reasons import Reason, of
@@ -148,7 +149,7 @@ def serve(
             reasons.insert(0, of("learned_no_graph"))
             break
         options = fitted.options if form.way["attends"] == LIVE else {}
-        with host_attention.attending_with(options):
+        with using(options=options, arguments={}):
             results = call(*fitted.inputs)
         if results is None:
             return None

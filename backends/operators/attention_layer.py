@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ..host_api import attention
-from ..kinds.module_tree import walk
 from .stand_in import StandIn
 
 #: What stands for the class of such a layer in a description.
@@ -31,8 +30,3 @@ def describe(path: str, layer: torch.nn.Module) -> dict[str, Any] | None:
     if not attention.is_layer(layer) or layer._parameters or layer._modules:
         return None
     return {"class": CLASS, "attributes": {"path": path}, "parameters": {}, "modules": []}
-
-
-def is_in(description: dict[str, Any]) -> bool:
-    """Tell whether a described tree has such a part."""
-    return any(module["class"] == CLASS for _, module in walk(description))

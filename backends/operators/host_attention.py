@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
 
 import torch
 
@@ -21,82 +20,12 @@ from ..host_api.options import ATTENTION
 from ..reasons import Reason, of
 from . import live_arguments, registering
 from .attention_layer import AttentionLayer
+from .call_context import Choice, now, options_of_step, using
 from .host_layer import part_at
 
 #: Why a call of the operator is not recorded.
 _BY_THE_CALL = of("attention_of_call")
 _OF_A_LAYER = of("attention_between", why=of("own_attention"))
-
-
-class Choice(Protocol):
-    """Chooses the kernel where the host would take PyTorch's own (`AttentionChoice`)."""
-
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        heads: int,
-        *,
-        split: bool,
-        calls: int,
-        host: Callable[[], torch.Tensor],
-    ) -> torch.Tensor:
-        """Compute it, by `host` or otherwise; a step makes about so many such `calls`."""
-
-
-class _Thread(threading.local):
-    """What the operator goes by in one thread."""
-
-    def __init__(self) -> None:
-        #: `transformer_options` of the block that is computed; None where there is none.
-        self.options: dict[str, Any] | None = None
-        #: What chooses between PyTorch's own kernels; None leaves that to the host.
-        self.choice: Choice | None = None
-        #: About how many calls like the one that is computed a step makes.
-        self.calls = 1
-        #: Whether a block is traced that has parts which may name an attention of their own.
-        self.must_be_named = False
-
-
-class attending_with:  # noqa: N801, no generator: it is entered for each block
-    """Until this ends, let the operator pass these `transformer_options` on, and attend under those
-    masks, or by those functions, whose names a form's reference has (`LiveMask`, `LiveAttention`).
-    """
-
-    def __init__(self, options: dict[str, Any], live: Mapping[str, Any] | None = None) -> None:
-        self._options = options
-        self._live = live_arguments.attending_with(live or {})
-
-    def __enter__(self) -> None:
-        self._before, _thread.options = _thread.options, self._options
-        self._live.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        self._live.__exit__()
-        _thread.options = self._before
-
-
-class choosing_by:  # noqa: N801, no generator: it is entered for each block
-    """Until this ends, let the operator take a kernel by this choice where the host would take
-    PyTorch's own.
-    """
-
-    def __init__(self, choice: Choice | None, calls: int = 1) -> None:
-        """Set up.
-
-        Args:
-            choice: None leaves it to the host.
-            calls: how many regions like the one that is computed a step has.
-        """
-        self._mine = choice, calls
-
-    def __enter__(self) -> None:
-        self._before = _thread.choice, _thread.calls
-        _thread.choice, _thread.calls = self._mine
-
-    def __exit__(self, *_: object) -> None:
-        _thread.choice, _thread.calls = self._before
 
 
 @contextlib.contextmanager
@@ -106,12 +35,8 @@ def traced(*, layers: bool) -> Iterator[None]:
     Args:
         layers: whether what is traced has parts that may name an attention of their own.
     """
-    with attention.answered_by(stand_in):
-        _thread.must_be_named = layers
-        try:
-            yield
-        finally:
-            _thread.must_be_named = False
+    with attention.answered_by(stand_in), using(layers_attend=layers):
+        yield
 
 
 def stand_in(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -218,18 +143,13 @@ def opaque(function: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     """As `stand_in`, by the host's own means for that: `transformer_options` that name it. Of a
     layer's own attention it is not told.
     """
-    if _thread.must_be_named:
+    if now().layers_attend:
         raise BuildError(of("attention_unnamed"))
     return stand_in(*args, **kwargs)
 
 
 #: What a form's reference calls the host's block with where no step's options are there.
 OPTIONS: dict[str, Any] = {ATTENTION: opaque}
-
-
-def options_of_step() -> dict[str, Any]:
-    """Return the `transformer_options` of the block that is computed, the very ones."""
-    return {} if _thread.options is None else _thread.options
 
 
 @contextlib.contextmanager
@@ -254,7 +174,8 @@ def options() -> dict[str, Any]:
     """Return what a form's reference calls the host's block with: in a region's call the step's own
     options, as the host does.
     """
-    return OPTIONS if _thread.options is None else dict(_thread.options)
+    options = now().options
+    return OPTIONS if options is None else dict(options)
 
 
 def _attend(
@@ -273,7 +194,7 @@ def _attend(
     grouped: bool = False,
     heads_first: bool = False,
 ) -> torch.Tensor:
-    options = _thread.options or {}
+    options = options_of_step()
     layer = part_at(path) if path else None
     if masked_by:
         mask = live_arguments.of_step(masked_by)
@@ -301,7 +222,7 @@ def _attend(
         return ungrouped(tensor, heads) if split and not grouped else tensor
 
     def compute() -> torch.Tensor:
-        choice = _thread.choice
+        choice = now().choice
         if (
             mask is not None
             or (choice and not attention.is_plain(options, layer))
@@ -314,7 +235,7 @@ def _attend(
                 return attention.call(own, query, key, value, heads, layer)
         if choice is None:
             return host()
-        return choice.attend(query, key, value, heads, split=split, calls=_thread.calls, host=host)
+        return choice.attend(query, key, value, heads, split=split, calls=now().calls, host=host)
 
     return registering.live("attention", compute, _shape(query, heads, split), query, key, value)
 
@@ -338,7 +259,7 @@ def _why_apart(
     masked = live_arguments.of_step(masked_by) if masked_by else None
     if called or not isinstance(masked, (torch.Tensor, type(None))):
         return _BY_THE_CALL
-    functions = attention.chosen(_thread.options or {}, layer)
+    functions = attention.chosen(options_of_step(), layer)
     if functions is None:
         return _OF_A_LAYER
     for each in functions:
@@ -349,7 +270,7 @@ def _why_apart(
 
 def name_of_step() -> Hashable:
     """Return what is equal for steps whose attention goes to functions that do the same."""
-    functions = attention.chosen(_thread.options or {}) or ()
+    functions = attention.chosen(options_of_step()) or ()
     return tuple(steady(each).name for each in functions)
 
 
@@ -370,7 +291,7 @@ def _by(choice: Choice) -> Callable[..., torch.Tensor]:
 
         if args or not attention.is_of_queries_alone(named):
             return host()
-        return choice.attend(query, key, value, heads, split=False, calls=_thread.calls, host=host)
+        return choice.attend(query, key, value, heads, split=False, calls=now().calls, host=host)
 
     return attend
 
@@ -399,12 +320,12 @@ def _fake(
     return query.new_empty(_shape(query, heads, split))
 
 
-OPERATOR, _thread = registering.register(
+OPERATOR, _ = registering.register(
     "host_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, int heads, bool split,"
     " bool low_precision, bool contained, str path, str masked_by, str called,"
     ' str precision="", bool grouped=False, bool heads_first=False) -> Tensor',
     _attend,
     _fake,
-    _Thread(),
+    None,
     _why_apart,
 )

@@ -10,13 +10,11 @@ were fetched with the region's own, they are multiplied without it.
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn.functional import linear
@@ -31,7 +29,7 @@ from ..kinds.layout import CONTIGUOUS
 from ..kinds.module_tree import walk
 from ..reasons import Reason, of
 from . import registering
-from .recorded import Record
+from .call_context import now
 from .stand_in import StandIn
 
 #: What stands for the class of such a layer in a description, and of the other parts of a region
@@ -46,95 +44,12 @@ OTHERS, _CALLED = of("code_between"), of("layer_between")
 NORMS = (torch.nn.LayerNorm, torch.nn.RMSNorm)
 
 
-class Caller(Protocol):
-    """Calls a layer, in a quicker way where it knows one (`Int8Products`)."""
-
-    def call(self, layer: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:
-        """Return what `layer(input)` would."""
-
-    def multiply(
-        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, act: str = ""
-    ) -> torch.Tensor:
-        """Return what `linear(input, weight, bias)` would, of the input after an activation if one
-        is named.
-        """
-
-    def multiply_several(
-        self, input: torch.Tensor, layers: Sequence[tuple[Any, Any]], act: str = ""
-    ) -> Sequence[torch.Tensor]:
-        """Return what `multiply` would by each (weight, bias), in memory of its own."""
-
-
-#: (weight, bias) of layers, by their paths.
-Given = Mapping[str, tuple[Any, Any]]
-
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        #: The module of the region that is computed; None where there is none, in a worker.
-        self.module: torch.nn.Module | None = None
-        #: What calls its layers; None leaves that to the operator.
-        self.caller: Caller | None = None
-        #: By what those of its layers are multiplied that need not be called.
-        self.given: Given = {}
-        #: Which of its parts are others' code, by their paths.
-        self.others: Collection[str] = ()
-        #: What keeps how these were called, where the graph is compared.
-        self.record: Record | None = None
-        #: `transformer_options` of the call.
-        self.options: dict[str, Any] = {}
-
-
 class UnfitError(RuntimeError):
     """Others' code gave what no graph can go on with, for a `reason`."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-@contextlib.contextmanager
-def layers_of(
-    module: torch.nn.Module,
-    caller: Caller | None = None,
-    given: Given | None = None,
-    others: Collection[str] = (),
-    record: Record | None = None,
-    options: dict[str, Any] | None = None,
-) -> Iterator[None]:
-    """Until this ends, let the operators call the layers of this module, by a caller, or multiply
-    by what is given of them.
-
-    Args:
-        others: paths of those that are others' code, for which nothing is given.
-        record: gets how these are called.
-        options: `transformer_options` of the call, for whom the host gives them.
-    """
-    state = vars(_thread)
-    before = dict(state)
-    state.update(module=module, caller=caller, given=given or {})
-    state.update(others=others, record=record, options=options or {})
-    try:
-        yield
-    finally:
-        state.update(before)
-
-
-@contextlib.contextmanager
-def multiplying_by(given: Given | None) -> Iterator[None]:
-    """Until this ends, multiply by these in place of what is given; None: by that."""
-    before = _thread.given
-    if given is not None:
-        _thread.given = given
-    try:
-        yield
-    finally:
-        _thread.given = before
-
-
-def options_of_call() -> dict[str, Any]:
-    """Return the `transformer_options` of the call."""
-    return _thread.options
 
 
 def called(
@@ -149,7 +64,7 @@ def called(
     Raises:
         UnfitError: it is others' code, and gives no such tensor.
     """
-    if path not in _thread.others:
+    if path not in now().others:
         return registering.live(path, compute, shape, *inputs, layout=layout)
 
     def checked() -> torch.Tensor:
@@ -165,13 +80,14 @@ def called(
     def call() -> torch.Tensor:
         return registering.live(path, checked, shape, *inputs, layout=layout, own=True)
 
-    record = _thread.record
+    record = now().record
     return call() if record is None else record.call(path, inputs, call)
 
 
 def part_at(path: str) -> torch.nn.Module | None:
     """Return what is at a path in the module of the region that is computed; None in a worker."""
-    return None if _thread.module is None else _thread.module.get_submodule(path)
+    module = now().module
+    return None if module is None else module.get_submodule(path)
 
 
 class HostLayer(StandIn):
@@ -302,11 +218,11 @@ def why_not_rounded(layers: Iterable[tuple[str, torch.nn.Module]]) -> Reason | N
 
 
 def _run(input: torch.Tensor, path: str, out_features: int, act: str) -> torch.Tensor:
-    if _thread.module is None:
+    module, caller, given = now().module, now().caller, _given(path, input.dtype)
+    if module is None:
         return _stand_in(activations.activated(input, act), path, out_features)
-    module, caller, given = _thread.module, _thread.caller, _given(path, input.dtype)
     shape = (*input.shape[:-1], out_features)
-    is_code = path in _thread.others
+    is_code = path in now().others
     if act and is_code:
         is_code = not activations.passes_over(module.get_submodule(path))
         if is_code:
@@ -329,11 +245,11 @@ def _run(input: torch.Tensor, path: str, out_features: int, act: str) -> torch.T
 def _run_several(
     input: torch.Tensor, paths: list[str], out_features: list[int], act: str
 ) -> list[torch.Tensor]:
-    caller = _thread.caller
+    caller = now().caller
     pairs = ((n, _given(path, input.dtype)) for n, path in enumerate(paths))
     given = {n: pair for n, pair in pairs if pair is not None}
     # Others' code may write into the input: then each layer is computed in its turn.
-    if caller is None or len(given) < 2 or any(path in _thread.others for path in paths):
+    if caller is None or len(given) < 2 or any(path in now().others for path in paths):
         return [_run(input, *layer, act) for layer in zip(paths, out_features, strict=True)]
     multiply = partial(caller.multiply_several, input, tuple(given.values()), act)
 
@@ -354,10 +270,10 @@ def _run_rounded(
     values: torch.Tensor, scale: torch.Tensor | None, path: str, out_features: int, dtype: str
 ) -> torch.Tensor:
     wanted: torch.dtype = getattr(torch, dtype)
-    if _thread.module is None:
+    module, given = now().module, _given(path, wanted)
+    if module is None:
         unrounded = values.to(wanted) if scale is None else values.to(wanted) * scale.to(wanted)
         return _stand_in(unrounded, path, out_features)
-    module, given = _thread.module, _given(path, wanted)
     shape = (*values.shape[:-1], out_features)
 
     def compute() -> torch.Tensor:
@@ -375,7 +291,8 @@ def _run_rounded(
 
 def _given(path: str, dtype: torch.dtype) -> tuple[Any, Any] | None:
     """By what inputs of a dtype are multiplied in place of a call of the layer, if by anything."""
-    found = _thread.given.get(path)
+    context = now()
+    found = None if path in context.others else context.given.get(path)
     return found if found is not None and found[0].dtype is dtype else None
 
 
@@ -396,11 +313,12 @@ def _why_rounded_apart(
 
 
 def _why_not_recorded(path: str, dtype: torch.dtype) -> Reason | None:
-    if path in _thread.others:
+    if path in now().others:
         return OTHERS
-    if _thread.module is None or _given(path, dtype) is None:
+    layer = part_at(path)
+    if layer is None or _given(path, dtype) is None:
         return _CALLED
-    form = formats.of(_thread.module.get_submodule(path))
+    form = formats.of(layer)
     if form is not None and not form.may_be_captured:
         return of("format_not_replayed", format=form.name)
     return None
@@ -444,18 +362,18 @@ def _fake_rounded(
     return values.new_empty((*values.shape[:-1], out_features), dtype=getattr(torch, dtype))
 
 
-OPERATOR, _thread = registering.register(
+OPERATOR, _ = registering.register(
     "host_layer(Tensor input, str path, int out_features, str act) -> Tensor",
     _run,
     _fake,
-    _Thread(),
+    None,
     _why_apart,
 )
 SEVERAL, _ = registering.register(
     "host_layers(Tensor input, str[] paths, int[] out_features, str act) -> Tensor[]",
     _run_several,
     _fake_several,
-    _thread,
+    None,
     _why_several_apart,
 )
 ROUNDED, _ones = registering.register(

@@ -21,6 +21,7 @@ from ..kinds.layout import memory_format
 from ..kinds.module_tree import walk
 from ..reasons import Reason, of
 from . import host_layer, live_arguments, registering
+from .call_context import options_of_step
 from .host_layer import CLASS, CONVOLUTION, LIVE, PART
 from .left_layers import Left
 from .stand_in import StandIn
@@ -264,7 +265,7 @@ def _put_together(
         if tag == "size":
             return sizes[content]
         if tag == "options":
-            return host_layer.options_of_call()
+            return options_of_step()
         if tag == "live":
             return live_arguments.of_step(content)
         if tag in ("list", "tuple"):

@@ -6,11 +6,9 @@ of a name: the second copy takes the first one's, with the state that it goes by
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FunctionType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,56 +16,13 @@ from ..host_api.execution import let_pass
 from ..kinds.layout import CONTIGUOUS, memory_format
 from ..reasons import Reason
 from ..torch_api import turns
+from .call_context import NAMESPACE as NAMESPACE
+from .call_context import now
 
 State = TypeVar("State")
 
-#: What names of operators of ours begin with.
-NAMESPACE = "warmgraph"
 #: Where an operator keeps what belongs to it.
 _STATE, _LIBRARY = "warmgraph_state", "warmgraph_library"
-#: Where the first copy of this pack notes, on each operator, who records what runs.
-_RECORDING = "warmgraph_recording"
-
-
-class Recorder(Protocol):
-    """Records what runs in this thread, to be repeated without its Python."""
-
-    def stand_apart(
-        self, run: Callable[..., Any], fake: Callable[..., Any], args: Any, why: Reason
-    ) -> Any:
-        """Return what `run(*args)` gives, which is to be called anew at each repetition.
-
-        Args:
-            fake: gives a result like it which holds nothing.
-            why: what is recorded cannot hold it.
-        """
-
-
-class _Thread(threading.local):
-    recorder: Recorder | None = None
-
-
-class _Recording:
-    """Who records, in each thread: as the operators ask it, of whichever copy of this pack."""
-
-    thread: _Thread | None = _Thread()
-
-
-@contextlib.contextmanager
-def recorded_by(recorder: Recorder) -> Iterator[None]:
-    """Until this ends, let calls of operators that cannot be recorded go to a recorder."""
-    thread = _Recording.thread
-    assert thread is not None
-    before, thread.recorder = thread.recorder, recorder
-    try:
-        yield
-    finally:
-        thread.recorder = before
-
-
-def can_be_recorded() -> bool:
-    """Tell whether operators ask for a recorder: those of an older copy of this pack do not."""
-    return _Recording.thread is not None
 
 
 def register(
@@ -81,7 +36,7 @@ def register(
 
     Args:
         schema: "name(Tensor input, ...) -> Tensor".
-        state: what `run` goes by.
+        state: what `run` keeps.
         why_apart: of one that may run others' code, whose calls keep their order in a graph
             (`torch_api.turns`): says why a call with these arguments cannot be recorded; None: it
             can. None where `run` is our own code alone: any call may be recorded, in any order.
@@ -92,10 +47,9 @@ def register(
     name = schema.partition("(")[0]
     packet: Any = getattr(getattr(torch.ops, NAMESPACE), name, None)
     if packet is None:
-        thread = _Recording.thread
 
         def called(*args: Any, turn: int = 0) -> Any:
-            recorder = None if thread is None else thread.recorder
+            recorder = now().recorder
             if recorder is None or why_apart is None or (why := why_apart(*args)) is None:
                 return run(*args)
             return recorder.stand_apart(run, fake, args, why)
@@ -112,9 +66,6 @@ def register(
             turns.keep(packet.default)
         setattr(packet, _STATE, state)
         setattr(packet, _LIBRARY, library)
-        setattr(packet, _RECORDING, thread)
-    else:
-        _Recording.thread = getattr(packet, _RECORDING, None)
     return packet.default, getattr(packet, _STATE)
 
 

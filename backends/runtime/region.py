@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,8 @@ from ..graphs.graph import Graph
 from ..host_api import formats
 from ..host_api.execution import check_cancelled, host_compiler_pause, is_interrupt, passes
 from ..host_api.options import ATTENTION
-from ..operators import attention_layer, host_attention, host_layer, live_arguments
+from ..operators import host_attention, host_layer, live_arguments
+from ..operators.call_context import options_of_step, using
 from ..operators.recorded import Record
 from ..plans.plan import Place
 from ..reasons import Reason, of
@@ -88,8 +89,6 @@ class Region:
         self._source = source
         self._acceptance = Acceptance(graph, source.device)
         left = tuple(host_layer.paths(graph.description.module))
-        #: Whether its operators look for parts of the module.
-        self._has_paths = bool(left) or attention_layer.is_in(graph.description.module)
         rounded = set(host_layer.rounded_paths(graph.description.module))
         #: Layers of the host's whose inputs the graph rounds, with their paths.
         self._rounded = [(path, place.module.get_submodule(path)) for path in sorted(rounded)]
@@ -216,7 +215,7 @@ class Region:
                 return self._by_host(inputs, weights.weight_class, elements)
             run = self._runner(call, weights, ready, form if trusted else None)
             sample = None if trusted else self._trust.sample(ready, elements)
-            theirs = None if trusted else host_attention.options_of_step().get(ATTENTION)
+            theirs = None if trusted else options_of_step().get(ATTENTION)
             if sample is not None and (theirs or (guests is not None and guests.live.parts)):
                 sample = Sample(ready, True, elements)  # such code may know the call's sizes
             record = None
@@ -224,7 +223,7 @@ class Region:
                 record = Record(() if guests is None else guests.words, theirs)
             self._trust.record = record
             del ready  # the graph lets go of an input as soon as it can
-            with self._layers(weights, record):
+            with self._context(weights, record):
                 with host_attention.asking(None if record is None else record.attending):
                     results = self._run(run)
                 if results is None:
@@ -232,7 +231,7 @@ class Region:
                 if sample is None:
                     return self._given(inputs, results)
                 try:
-                    with nullcontext() if sample.whole else live_arguments.attending_with({}):
+                    with nullcontext() if sample.whole else using(arguments={}, choice=None):
                         verdict = self._trust.compare(call, results, weights, sample)
                 except torch.OutOfMemoryError:
                     return self.decline(of("oom_comparing"))
@@ -266,7 +265,7 @@ class Region:
         if trust.is_tired(weight_class):
             return of("learned_unsure")
         # Others' code must not be called by the host and by the graph.
-        is_others = host_attention.options_of_step().get(ATTENTION) is not None
+        is_others = options_of_step().get(ATTENTION) is not None
         return of("learned_unproven") if is_others else None
 
     def _by_host(self, inputs: tuple[Any, ...], weight_class: str, elements: int) -> Any:
@@ -279,7 +278,7 @@ class Region:
             kept = Inputs.of(inputs)
         except torch.OutOfMemoryError:
             return self._unsure(weight_class)
-        options = host_attention.options_of_step()
+        options = options_of_step()
         return ByHost(kept, partial(self._beside, options=options, elements=elements))
 
     def _unsure(self, weight_class: str) -> None:
@@ -292,7 +291,7 @@ class Region:
         affair, for the call is made.
         """
         try:
-            with host_attention.attending_with(options), host_compiler_pause() or nullcontext():
+            with using(options=options, arguments={}), host_compiler_pause() or nullcontext():
                 self._judge_beside(call, result, elements)
         except Exception as error:
             if is_interrupt(error):
@@ -313,7 +312,7 @@ class Region:
         ready, _ = self._acceptance.made_ready(given, form_of(given))
         weights = self._weights.fetch()
         try:
-            with self._layers(weights, None):
+            with self._context(weights, None):
                 ours = self._run(partial(loaded.call, [*weights.tensors, *ready]))
             if ours is None:
                 return None
@@ -372,18 +371,18 @@ class Region:
             own_stream=self.graph.key if self._by_stream else None,
         )
 
-    def _layers(self, weights: Fetched, record: Record | None) -> AbstractContextManager[None]:
-        """Let the graph's operators find the parts that it leaves to the host, and others' code in
-        them; a `record` gets how that is called.
-        """
-        if not self._has_paths:
-            return nullcontext()
-        module, products, given = self.place.module, self._choices.products, weights.given
-        if (guests := self._guests) is None:
-            return host_layer.layers_of(module, products, given)
-        given = {path: pair for path, pair in given.items() if path not in guests.words}
-        options = host_attention.options_of_step()
-        return host_layer.layers_of(module, products, given, guests.words, record, options)
+    def _context(self, weights: Fetched, record: Record | None) -> using:
+        """What the graph's operators go by; a `record` gets how others' code is called."""
+        guests = self._guests
+        return using(
+            module=self.place.module,
+            caller=self._choices.products,
+            given=weights.given,
+            others=() if guests is None else guests.words,
+            record=record,
+            choice=self._choices.attention,
+            calls=self._alike,
+        )
 
     @property
     def keeps_weights(self) -> bool:
@@ -404,8 +403,7 @@ class Region:
         """Run the graph: its results, a tuple; None where it could not."""
         graph = self.graph
         try:
-            with host_attention.choosing_by(self._choices.attention, self._alike):
-                results: tuple[torch.Tensor, ...] = tuple(run())
+            results: tuple[torch.Tensor, ...] = tuple(run())
             if not results:
                 raise IndexError("a graph must return tensors, got none")
             for result in results:

@@ -17,7 +17,6 @@ from ..errors import RequirementError
 from ..families.catalogue import may_be_captured, may_be_learned, may_be_swapped
 from ..host_api.needs import Feature
 from ..host_api.present import why_off
-from ..operators.registering import can_be_recorded
 from ..plans.plan import Plan
 from ..reasons import Reason, joined, of, with_remedy
 from ..runtime.pace import Pace
@@ -170,7 +169,7 @@ class Starter:
 
     def _pieces(self, attached: Attached) -> Pieces | None:
         """What captures its places one by one, where that can be."""
-        if not self._may_capture(attached) or not can_be_recorded():
+        if not self._may_capture(attached):
             return None
         return Pieces(self._shared.captured)
 

@@ -26,6 +26,7 @@ MAKERS = (
     "operators/head_rotation.py",
     "operators/host_attention.py",
     "kernels/rounding.py",
+    "operators/call_context.py",
     "operators/attention_layer.py",
     "plans/describe.py",
     "operators/host_layer.py",

@@ -10,6 +10,7 @@ import torch
 
 from warmgraph_backends.errors import BuildError
 from warmgraph_backends.operators import host_layer, live_parts
+from warmgraph_backends.operators.call_context import using
 from warmgraph_backends.torch_api import compiling, tracing, turns
 
 WIDTH = 64
@@ -120,7 +121,7 @@ def compiled(compute: Streams) -> Callable[[list[Any]], Any]:
 def calls() -> Iterator[list[str]]:
     """Those of the parts of the block that is computed."""
     found: list[str] = []
-    with host_layer.layers_of(Counting(found)), torch.no_grad():
+    with using(module=Counting(found)), torch.no_grad():
         yield found
 
 

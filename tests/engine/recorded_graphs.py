@@ -16,7 +16,7 @@ import torch
 from warmgraph_backends.cuda_graphs import piece, pieces
 from warmgraph_backends.cuda_graphs.own_pools import CudaGraph
 from warmgraph_backends.cuda_graphs.streams import OwnStreams
-from warmgraph_backends.operators import host_layer, registering
+from warmgraph_backends.operators.call_context import now, using
 from warmgraph_backends.sessions.start import Starter
 
 from . import made_up_compiler
@@ -54,7 +54,7 @@ class RecordedGraph:
             self._is_done = False
             return
         for func, args, kwargs, made, given in self.done:
-            with host_layer.multiplying_by(given):
+            with using(given=given):
                 fresh = _tensors(func(*args, **kwargs))
             for kept, again in zip(made, fresh, strict=True):
                 if kept is not again and not _shares(kept, again):
@@ -70,7 +70,7 @@ def _called(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     result = func(*args, **kwargs)
     if graph is not None and RecordedGraph.now is graph:
         # Kernels read the weights that a layer was multiplied by when they were captured.
-        given = host_layer._thread.given
+        given = now().given
         graph.done.append((func, args, kwargs, _tensors(result), given))
     return result
 
@@ -116,7 +116,7 @@ class Listing:
 def cuts(run: Callable[[], Any]) -> Counter[str]:
     """What would cut the places that are called meanwhile, by reason."""
     listing = Listing()
-    with registering.recorded_by(listing):
+    with using(recorder=listing):
         run()
     return listing.cuts
 

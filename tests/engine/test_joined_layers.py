@@ -17,6 +17,7 @@ from warmgraph_backends.compilers.inductor import Inductor
 from warmgraph_backends.contract import Description, Program
 from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.operators import host_layer
+from warmgraph_backends.operators.call_context import using
 from warmgraph_backends.operators.live_parts import Live
 from warmgraph_backends.plans.plan import Place, Plan, describe_live, describe_place
 from warmgraph_backends.worker import export
@@ -138,7 +139,7 @@ def test_the_same_bits_as_by_one_operator_for_each(
     assert sets_of(joined) == SETS["wan"]["block"]
     weights, inputs = joined.example({symbol.name: 5 for symbol in description.symbols})
     given = {} if file == "mxfp8" else given_of(place, description, *called)
-    with host_layer.layers_of(place.module, Int8Products(tmp_path, "card"), given):
+    with using(module=place.module, caller=Int8Products(tmp_path, "card"), given=given):
         (ours,), (expected,) = (p.graph_module(*weights, *inputs) for p in (joined, single))
     assert torch.equal(ours, expected) and ours.isfinite().all()
 
@@ -159,7 +160,7 @@ def test_the_same_bits_as_compiled_with_one_operator_for_each(
         weights, inputs = program.example({symbol.name: 5 for symbol in description.symbols})
         call = Inductor().load(Inductor().compile(program, measure=nullcontext).payload)
         given = given_of(place, description)
-        with host_layer.layers_of(place.module, Int8Products(tmp_path, "card"), given):
+        with using(module=place.module, caller=Int8Products(tmp_path, "card"), given=given):
             results.append(call([*weights, *inputs]))
     assert all(map(torch.equal, *results))
 
@@ -194,7 +195,7 @@ def test_what_need_not_be_called_is_multiplied_at_once(
     program = export.export(description, place.form)
     weights, inputs = program.example({symbol.name: 5 for symbol in description.symbols})
     products, given = Products(tmp_path, "card"), given_of(place, description, *called)
-    with host_layer.layers_of(place.module, products, given, others):
+    with using(module=place.module, caller=products, given=given, others=others):
         program.graph_module(*weights, *inputs)
     assert products.counts == counts
 
@@ -218,10 +219,10 @@ def test_each_result_is_its_own_and_of_the_size_that_a_graph_counts_on() -> None
 
     x, pair = torch.randn(2, 4), (torch.zeros(4, 4), None)
     given = {"a": pair, "b": pair}
-    with host_layer.layers_of(torch.nn.Module(), Careless(4), given):
+    with using(module=torch.nn.Module(), caller=Careless(4), given=given):
         one, other = host_layer.SEVERAL(x, ["a", "b"], [4, 4], "")
     assert torch.equal(one, x) and one.data_ptr() != x.data_ptr() and other.is_contiguous()
-    too_wide = host_layer.layers_of(torch.nn.Module(), Careless(5), given)
+    too_wide = using(module=torch.nn.Module(), caller=Careless(5), given=given)
     with too_wide, pytest.raises(ValueError, match="b must give"):
         host_layer.SEVERAL(x, ["a", "b"], [4, 4], "")
     stand_ins = host_layer.SEVERAL(x, ["a", "b"], [4, 6], "")

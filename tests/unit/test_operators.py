@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from warmgraph_backends.operators import host_attention, host_layer
+from warmgraph_backends.operators.call_context import using
 from warmgraph_tools.by_path import load
 from warmgraph_tools.inprocess import Host
 
@@ -34,13 +35,14 @@ def copy() -> Iterator[str]:
 def test_a_second_copy_serves_by_the_first_ones_operators(copy: str) -> None:
     layers = importlib.import_module(f"{copy}.operators.host_layer")
     attention = importlib.import_module(f"{copy}.operators.host_attention")
-    assert layers.layers_of is not host_layer.layers_of
+    context = importlib.import_module(f"{copy}.operators.call_context")
+    assert context.using is not using
     assert layers.OPERATOR is host_layer.OPERATOR
     assert attention.OPERATOR is host_attention.OPERATOR
     block = torch.nn.Sequential(torch.nn.Linear(4, 6))
     x = torch.randn(2, 4)
-    for each in (layers, host_layer):
-        with each.layers_of(block), torch.no_grad():
+    for each, using_of in ((layers, context.using), (host_layer, using)):
+        with using_of(module=block), torch.no_grad():
             assert torch.equal(each.OPERATOR(x, "0", 6, ""), block(x))
             with pytest.raises(ValueError, match="0 must give"):
                 each.OPERATOR(x, "0", 5, "")
@@ -54,7 +56,7 @@ def test_a_second_copy_serves_by_the_first_ones_operators(copy: str) -> None:
 def test_a_result_that_is_an_input_is_copied() -> None:
     block = torch.nn.Sequential(torch.nn.Identity())
     x = torch.ones(2, 4)
-    with host_layer.layers_of(block):
+    with using(module=block):
         result = host_layer.OPERATOR(x, "0", 4, "")
     assert torch.equal(result, x) and result.data_ptr() != x.data_ptr()
 

@@ -69,7 +69,6 @@ ELSEWHERE = {
     "code/packs.py": "says whose code something is",
     "code/purity.py": "refuses kinds; changes none",
     "code/steady.py": "tells what may be captured; a worker captures nothing",
-    "operators/recorded.py": "keeps what others' code gave, where a server compares",
     "code/replaced.py": "says which files a worker runs; the key has what they leave behind",
     "code/sources.py": "makes hashes that are part of the key",
     "target/target.py": "makes the target",

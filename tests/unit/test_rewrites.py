@@ -12,6 +12,7 @@ from warmgraph_backends.compilers.rewrites import gelu, group_norm, tracing
 from warmgraph_backends.errors import BuildError
 from warmgraph_backends.kinds.layout import CHANNELS_LAST, CONTIGUOUS
 from warmgraph_backends.operators import host_attention
+from warmgraph_backends.operators.call_context import using
 from warmgraph_tools.inprocess import Host
 
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 2e-6}
@@ -169,7 +170,7 @@ def test_keys_that_heads_share_reach_attention_as_they_are(host: Host) -> None:
         return host_attention.opaque(None, query, keys, values, 6, skip_reshape=True)
 
     expected = attend()
-    with tracing(CONTIGUOUS), host_attention.choosing_by(Sees()):
+    with tracing(CONTIGUOUS), using(choice=Sees()):
         found = attend()
     assert seen == [(query.shape, key.shape, value.shape)]
     torch.testing.assert_close(found, expected)
@@ -204,7 +205,7 @@ def test_what_a_block_asks_of_attention_reaches_what_the_options_name(
         return 2 * function(*args, **named)
 
     expected = 2 * attention.attention_pytorch(*tensors, 6, **passed)
-    with host_attention.attending_with({"optimized_attention_override": override}):
+    with using(options={"optimized_attention_override": override}, arguments={}):
         found = host_attention.opaque(None, *tensors, 6, **passed)
     assert seen == [passed]
     torch.testing.assert_close(found, expected)
