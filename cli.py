@@ -2,21 +2,22 @@
 
     python cli.py doctor                look at all that compiling needs, and say what to do
     python cli.py report                say what a running server has compiled, and what not and why
-    python cli.py explain FILE|FOLDER   say what is in graph files and whether they fit here
-    python cli.py source FILE           print the code that was generated for a graph
-    python cli.py trust FOLDER          check every graph file in FOLDER and sign it for here
-    python cli.py learn MODEL           say how a model calls its blocks, for who describes it
-    python cli.py push | pull [URL]     send graphs to a store that machines share, or get them
+    python cli.py explain FILE|FOLDER   say what is in compiled graphs and whether they fit here
+    python cli.py source FILE           print the code that was generated for a compiled graph
+    python cli.py trust FOLDER          check every compiled graph in FOLDER and sign it for here
+    python cli.py learn MODEL           say how a model calls its blocks, to write a family for it
+    python cli.py push | pull [URL]     send compiled graphs to a shared store, or get them from it
     python cli.py check-remote [URL]    say whether that store is well and what of it fits here
-    python cli.py key new|trust|revoke|list      keys of others, in whose name graphs are loaded
+    python cli.py key new|trust|revoke|list      keys of others, whose compiled graphs are loaded
     python cli.py prebuild WORKFLOW ... compile what workflows need, for an image or in CI
     python cli.py build-worker ADDRESS  build for others, as a worker of a build farm
 
-All but `doctor` and `learn` do without PyTorch, which takes seconds to import: whether a graph fits
-is told from the versions of the installed files and the GPU's driver. `explain --fit` asks PyTorch.
+All but `doctor` and `learn` do without PyTorch, which takes seconds to import. Whether a compiled
+graph fits is read from the versions of the installed files and the GPU's driver; `explain --fit`
+asks PyTorch.
 
-A graph file is code that this machine runs when it is loaded, so trust is given here and nowhere
-else: not by a node, a setting, a workflow or HTTP.
+A compiled graph is a program that this machine runs when it is loaded. So trust is given here and
+nowhere else: not by a node, a setting, a workflow or HTTP.
 """
 
 from __future__ import annotations
@@ -225,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
     from warmgraph_backends.device.cards import CARDS
 
     parser = argparse.ArgumentParser(
-        prog="cli.py", description="Look into Warmgraph, and trust graph files."
+        prog="cli.py", description="Look into Warmgraph, and trust compiled graphs."
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -254,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_folders(command).set_defaults(run=_doctor)
 
     command = commands.add_parser(
-        "explain", help="say what is in graph files and whether they fit this machine"
+        "explain", help="say what is in compiled graphs and whether they fit this machine"
     )
     command.add_argument("path", metavar="FILE_OR_FOLDER", type=Path)
     command.add_argument(
@@ -264,7 +265,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "learn",
-        help="say how a model calls its blocks, for who describes it",
+        help="say how a model calls its blocks, to write a family for it",
         description="Learn how a model calls its blocks, on a processor and without its weights, "
         "and say it: what they take, give, write and read, which sizes vary, and which blocks "
         "cannot be learned and why.",
@@ -326,7 +327,7 @@ def _parser() -> argparse.ArgumentParser:
         "--store",
         type=Path,
         metavar="FOLDER",
-        help="where compiled files are read and kept (default: as ComfyUI has it)",
+        help="where compiled graphs are read and kept (default: as ComfyUI has it)",
     )
     command.add_argument(
         "--target",
@@ -377,18 +378,18 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "source",
-        help="print the code that was generated for a graph",
-        description="Print the code that was generated for a graph, after what its file says of "
-        "itself and which kernels were chosen, as comments. Nothing of the file is run.",
+        help="print the code that was generated for a compiled graph",
+        description="Print the code that was generated for a compiled graph, after what the file "
+        "says of itself and which kernels were chosen, as comments. Nothing of it is run.",
     )
     command.add_argument("file", metavar="FILE", type=Path)
     _add_folders(command).set_defaults(run=_source)
 
     command = commands.add_parser(
         "trust",
-        help="check every graph file in FOLDER and sign it for this machine",
-        description="Check every graph file in FOLDER and sign it for this machine. Graph files "
-        "are code: trust only what you made, or got from someone whose programs you would run.",
+        help="check every compiled graph in FOLDER and sign it for this machine",
+        description="Check every compiled graph in FOLDER and sign it for this machine. They are "
+        "programs: trust only what you made, or got from someone whose programs you would run.",
     )
     command.add_argument("folder", metavar="FOLDER", type=Path)
     _add_folders(command).set_defaults(run=_trust)
@@ -400,8 +401,12 @@ def _parser() -> argparse.ArgumentParser:
 def _add_remote(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The commands about stores that machines share, and about keys."""
     added = [
-        commands.add_parser("push", help="send this machine's graphs to a store of several"),
-        commands.add_parser("pull", help="get the graphs of such a store that fit this machine"),
+        commands.add_parser(
+            "push", help="send this machine's compiled graphs to a store of several"
+        ),
+        commands.add_parser(
+            "pull", help="get the compiled graphs of such a store that fit this machine"
+        ),
         commands.add_parser(
             "check-remote", help="say whether such a store is well, what of it fits here, and why"
         ),

@@ -38,9 +38,9 @@ TABLE: dict[str, str | Row] = {
     "being_compiled": Row("it is being compiled", expected=True, passes=True),
     "being_loaded": Row("it is being loaded", expected=True, passes=True),
     "compiled_elsewhere": Row("it is being compiled by another server", expected=True, passes=True),
-    "no_file": Row("no compiled file", expected=True),
-    "no_file_fits": Row("no compiled file fits: {why}", expected=True),
-    "on_their_way": "compiled files are on their way, and until then the GPU is what its calls "
+    "no_file": Row("no compiled graph", expected=True),
+    "no_file_fits": Row("no compiled graph fits: {why}", expected=True),
+    "on_their_way": "compiled graphs are on their way, and until then the GPU is what its calls "
     "wait for",
     "cancelled": "compiling it was cancelled",
     "compiling_ended": "Warmgraph was closed before this was compiled",
@@ -48,7 +48,7 @@ TABLE: dict[str, str | Row] = {
     "nothing_asked": "it was not asked to be compiled",
     "not_described": "it was not described",
     "moved": Row("weights moved since the last step", fleeting=True),
-    "warmed_up": "Warm Up made its compiled files ready; it knows no empty step for this model",
+    "warmed_up": "Warm Up made its compiled graphs ready; it knows no empty step for this model",
     "not_ours": "this model did not come out of Warmgraph",
     # This computer.
     "no_cpp_compiler": "no C++ compiler ({name}) on the path",
@@ -68,7 +68,7 @@ TABLE: dict[str, str | Row] = {
     "until_restart": "Nothing is compiled until the server starts anew: {why}",
     "slower_kernel": "{what} takes longer than it could: {error}",
     "step_failed": "{step} failed with torch {version}: {sort}: {error}",
-    "computed_wrong": "a compiled file computed something else with torch {version}",
+    "computed_wrong": "a compiled graph computed something else with torch {version}",
     "feature_off": "{feature}: off with this ComfyUI, for {why}",
     "and_more": "{one}, and {count} more",
     "name_gone": "{name} is not there",
@@ -91,7 +91,7 @@ TABLE: dict[str, str | Row] = {
     "name_too_long": "at most {most} characters fit",
     "no_such_name": "folder must be a name from the list, got {got}",
     "no_such_folder": "there is no folder {name} in {root}",
-    "bad_name": "compiled files (graphs) must be one plain folder name, got {got}: {why}",
+    "bad_name": "compiled graphs (graphs) must be one plain folder name, got {got}: {why}",
     "name_empty": "it is empty",
     "name_characters": "it is {count} characters long, at most {most} fit",
     "name_bytes": "it takes {count} bytes, at most {most} fit",
@@ -140,7 +140,7 @@ TABLE: dict[str, str | Row] = {
     "patched_per_call": "the weights of {path} are patched at each call, so its product is not in "
     "{format}",
     "multiplied": "multiplied as it is",
-    "multiplied_rounded": "multiplied as it is, by what is rounded within the compiled part",
+    "multiplied_rounded": "multiplied as it is, by what is rounded within the compiled graph",
     "fp8_multiplied": "weights in fp8, multiplied as they are",
     "weight_is": "the weight is a {sort}",
     "plain_weights": "plain weights in a quantised file",
@@ -180,7 +180,7 @@ TABLE: dict[str, str | Row] = {
     "learned_another": "it was called with another {name} than was learned",
     "learned_option": "the option {name} is another than was learned",
     "learned_attention": "another node chose the attention, which is part of what was learned",
-    "learned_no_graph": "what it was called with now has no compiled file",
+    "learned_no_graph": "what it was called with now has no compiled graph",
     "learned_settings_now": "its settings are not what they were when it was learned",
     # What becomes of that in a run.
     "learned_first": Row(
@@ -264,7 +264,7 @@ TABLE: dict[str, str | Row] = {
     "calls_itself": "the model calls itself",
     "gradients": "gradients are on (training)",
     # This step or size.
-    "out_of_range": "{name} must be {minimum} to {maximum} for its compiled file, got {got}",
+    "out_of_range": "{name} must be {minimum} to {maximum} for its compiled graph, got {got}",
     "unknown_arguments": "called with other arguments than Warmgraph knows: {names}",
     "no_plain_tensor": "{name} must be a plain tensor, got a {sort}",
     "wrong_dtype": "{name} must be {wanted}, got {got}",
@@ -272,7 +272,7 @@ TABLE: dict[str, str | Row] = {
     "wrong_size": "{name} must have size {wanted} in dim {dim}, got {got}",
     "sizes_differ": "{symbol} is {one} in {name} and {other} in {another}",
     "runs_on": "it runs on {device}",
-    "too_many_elements": "more elements than a compiled file with 32-bit indices can address",
+    "too_many_elements": "more elements than a compiled graph with 32-bit indices can address",
     "masked": "called with an attention mask",
     "not_rotated": "called without a rotation table",
     "positions": "called with positions for each block",
@@ -316,13 +316,13 @@ TABLE: dict[str, str | Row] = {
     "once_more": "{why}; the next run compares it once more",
     "other_dtypes": "called otherwise: ComfyUI's code gives {theirs}, the compiled one {ours}",
     "differs": "differs from ComfyUI's result by {error} (relative L2) with {weights} weights",
-    "dropped": "its compiled file was dropped",
+    "dropped": "its compiled graph was dropped",
     "failed_running": "failed at run time: {sort}: {error}",
     "failed": "{what} failed ({sort}: {error})",
     "until_loaded_anew": "the host's own code runs until the model is loaded anew",
     "report_may_lack": "the report may lack it",
     "ran_at_normal_speed": "ran at normal speed: {error}",
-    "weights_unfit": "its weights are not what its compiled file takes: {error}",
+    "weights_unfit": "its weights are not what its compiled graph takes: {error}",
     # Building failed.
     "compiling_failed": "compiling failed: {why}",
     "gave_up": "loading or building it failed: {error}",
@@ -367,9 +367,9 @@ TABLE: dict[str, str | Row] = {
     "not_sent": 'the description of "{label}" cannot be sent ({error})',
     "bad_result": "a worker's result is not as it must be: {error}",
     "bad_payload": "a worker's result does not unpack: {error}",
-    # Saved compiled files.
-    "file_of_folder": "a compiled file in {folder} {what}",
-    "file": "compiled file {path} {what}",
+    # Saved compiled graphs.
+    "file_of_folder": "a compiled graph in {folder} {what}",
+    "file": "compiled graph {path} {what}",
     "not_loaded": "{why}, so it is not loaded",
     "other_key": "was signed with another key ({key})",
     "not_by_key": "names the trusted key {key}, which has not signed it",
@@ -392,25 +392,25 @@ TABLE: dict[str, str | Row] = {
     "damaged": "is damaged: {what}",
     "in_manifest": "in its manifest, {error}",
     "header_length": "its header cannot be {count} bytes long",
-    "bad_header": "its header is not a compiled file's",
-    "bad_header_for": "its header is not a compiled file's: {error}",
-    "more_metadata": "its metadata has parts that no compiled file has",
+    "bad_header": "its header is not a compiled graph's",
+    "bad_header_for": "its header is not a compiled graph's: {error}",
+    "more_metadata": "its metadata has parts that no compiled graph has",
     "wrong_length": "it is {count} bytes long, which its header denies",
     "payload_length": "its payload cannot be {count} bytes long",
     "payload_short": "its payload is not as long as it says",
     "payload_hash": "its payload does not match its hash",
     "payload_wrong": "its payload is wrong: {error}",
     "payload_unloadable": "its payload does not load with torch {version}: {sort}: {error}",
-    "payload_names": "its payload names {module}.{name}, which no compiled file needs",
+    "payload_names": "its payload names {module}.{name}, which no compiled graph needs",
     "operator_gone": "it calls the operator {name}, which is not there",
     "operator_differs": "it calls the operator {name}, which is another one here",
-    "file_unlike_part": "compiled file {path} does not fit its part: {error}",
+    "file_unlike_part": "compiled graph {path} does not fit its part: {error}",
     "loading_failed": "loading failed: {error}",
     "misnamed": "holds {key}, which is not what its name says",
-    "file_unwritable": "compiled file {path} cannot be written: {error}",
+    "file_unwritable": "compiled graph {path} cannot be written: {error}",
     "unwritable": "{path} cannot be written: {error}",
-    "not_put": "the compiled files could not be put into {folder}: {error}",
-    "payload_damaged": "the payload of compiled file {key} was damaged on its way to the store",
+    "not_put": "the compiled graphs could not be put into {folder}: {error}",
+    "payload_damaged": "the payload of compiled graph {key} was damaged on its way to the store",
     "key_unusable": "the signing key {path} cannot be used: {error}",
     "key_bad": "the signing key {path} must be {wanted} hex digits, got {count} bytes",
     # A fleet: its keys, and the store that machines share.
@@ -424,40 +424,40 @@ TABLE: dict[str, str | Row] = {
     "{command}",
     "fleet_file": "nothing of {path} is used: {error}",
     "fleet_variable": "{name} of the environment is not used: {error}",
-    "file_too_large": "is larger than a compiled file can be",
+    "file_too_large": "is larger than a compiled graph can be",
     "remote_late": "the remote store did not answer within {seconds} s",
     "remote_failed": "the remote store failed: {error}",
     "remote_denied": "the remote store does not let this machine read: {error}",
     "remote_read_only": "the remote store takes no files from here and is only read from now on: "
     "{error}",
-    "remote_unsent": "a compiled file could not be sent to the remote store: {error}",
+    "remote_unsent": "a compiled graph could not be sent to the remote store: {error}",
     "remote_only_read": "a store at {scheme}:// can only be read",
     "remote_refused": "a file of the remote store is not used: {name} {what}",
     # DeepCache and Step Cache.
-    "other_cache": "steps aside: {owner} is on this model, too, and decides by itself which steps "
-    "run. Use one of them",
+    "other_cache": "not used: {owner} is on this model, too, and decides which steps run. Use one "
+    "of them",
     "deepcache_needs_unet": "DeepCache needs a UNet, and this model is a {model}: it runs "
     "unchanged. Step Cache is for such models.",
-    "deepcache_cards": "steps aside: this model is spread over several cards (MultiGPU CFG Split), "
+    "deepcache_cards": "not used: this model is spread over several cards (MultiGPU CFG Split), "
     "and only what runs on the first one could be cached. Use one of the two",
-    "deepcache_moved": "steps aside: the model was copied to another card behind this node (Select "
-    "Model Device). Put this node behind that one",
-    "deepcache_failed": "steps aside for the rest of this run, for it failed ({error}); the log "
+    "deepcache_moved": "not used: the model was copied to another card after this node (Select "
+    "Model Device). Put this node after that one",
+    "deepcache_failed": "not used for the rest of this run, because it failed ({error}); the log "
     "has the trace",
-    "deepcache_replaced": "steps aside: another node replaces the UNet's own forward, which it "
-    "would cut in two",
-    "deepcache_swapped": "steps aside: another node runs the UNet by a class of its own ({name} of "
+    "deepcache_replaced": "not used: another node replaces the UNet's own forward, which "
+    "DeepCache would cut in two",
+    "deepcache_swapped": "not used: another node runs the UNet by its own class ({name} of "
     "{owner})",
-    "deepcache_unlike": "steps aside: with these patches the outer blocks do not give what the "
-    "whole model gives",
+    "deepcache_unlike": "not used: with these patches the outer blocks give another result than "
+    "the whole model",
     # Step Cache.
     "stepcache_few": "every step is computed: this run has {steps} steps, and of fewer than "
     "{least} none can be left out. Distilled models (turbo, lightning, 4 or 8 steps) have nothing "
     "to skip",
-    "stepcache_deepcache": "steps aside: DeepCache is on this model, too. Use one of them",
-    "stepcache_blocks": "steps aside: this sampler makes a video block by block, and the model "
+    "stepcache_deepcache": "not used: DeepCache is on this model, too. Use one of them",
+    "stepcache_blocks": "not used: this sampler makes a video block by block, and the model "
     "keeps something of each step",
-    "stepcache_failed": "steps aside for the rest of this run, for it failed ({error}); the log "
+    "stepcache_failed": "not used for the rest of this run, because it failed ({error}); the log "
     "has the trace",
     # What to do.
     "do_update_torch": "update torch to 2.10 or newer",
@@ -469,15 +469,15 @@ TABLE: dict[str, str | Row] = {
     "do_pick": "pick one from the list (press R to read it anew)",
     "do_name_plainly": "use letters, digits, spaces, - and _, or nothing for the workflow's own "
     "folder",
-    "do_keep_inside": "keep workflows and their compiled files inside the user's folder",
+    "do_keep_inside": "keep workflows and their compiled graphs inside the user's folder",
     "do_save_plainly": "save the workflow under a plain name",
     "do_not_strict": "switch strict off, or use Compile Model to compile what is missing",
-    "do_make_writable": "make that folder writable, or the compiled files are not found after a "
+    "do_make_writable": "make that folder writable, or the compiled graphs are not found after a "
     "rename",
     "do_free_space": "free some space or make that folder writable",
     "do_make_readable": "make that file readable for the user who runs ComfyUI",
     "do_let_write": "make that folder writable for the user who runs ComfyUI",
-    "do_restore_key": "restore it, or delete it: a new one is made, and older compiled files need "
+    "do_restore_key": "restore it, or delete it: a new one is made, and older compiled graphs need "
     "`python cli.py trust FOLDER` or are built again",
     "do_trust": "if you trust where it came from, run at the server's console: {command}",
     "do_trust_key": "if you know whose key that is: `python cli.py key trust KEY`",

@@ -110,9 +110,11 @@ def _torch(facts: dict[str, Any], died: str | None) -> Iterator[Line]:
         problem = facts["self_test"]
         good = f"compiled for {facts['device']}, packed, loaded and run in {facts['seconds']} s"
         remedy = "without that every model runs at normal speed"
-        yield Line("a small graph", not problem, good if not problem else f"{problem}; {remedy}")
+        yield Line(
+            "a small compiled graph", not problem, good if not problem else f"{problem}; {remedy}"
+        )
     else:
-        yield Line("a small graph", False, f"compiling it ended the process: {died}")
+        yield Line("a small compiled graph", False, f"compiling it ended the process: {died}")
 
 
 def _host(places: Places, device: str) -> Iterator[Line]:

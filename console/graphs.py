@@ -1,4 +1,4 @@
-"""`trust` signs what is intact in a folder of graphs; `explain` says what is in graph files."""
+"""`trust` signs what is intact in a folder; `explain` says what is in compiled graphs."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def trust(folder: Path, signer: Signer) -> int:
         except (GraphFileError, OSError, ValueError, MemoryError) as error:
             say(f"refused: {path.name}: {words(error)}")
             refused += 1
-    say(f"{trusted} graphs trusted, {refused} files refused")
+    say(f"{trusted} compiled graphs trusted, {refused} files refused")
     if not trusted and not refused:
-        return stop(f"there is no graph file in {folder}; give the NAME.graphs folder itself")
+        return stop(f"no compiled graph in {folder}; give the NAME.graphs folder itself")
     return 1 if refused else 0
 
 
@@ -74,7 +74,7 @@ def explain(path: Path, signer: Signer, *, ask_torch: bool = False) -> int:
     if is_folder:
         files = list(graph_files(path))
         if not files:
-            return stop(f"there is no graph file in {path}")
+            return stop(f"no compiled graph in {path}")
     elif os.path.lexists(path):
         files = [(path, "")]
     else:
@@ -163,7 +163,7 @@ def graph_files(folder: Path) -> Iterator[tuple[Path, str]]:
         if path.suffix != SUFFIX:
             continue
         if key_of(path) is None:
-            yield path, "its name is not a graph file's"
+            yield path, "its name is not a compiled graph's"
         elif path.is_symlink() and inside not in Path(os.path.realpath(path)).parents:
             yield path, f"it is a link that leads out of {folder}"
         else:

@@ -48,7 +48,9 @@ def signing_key(user: Path) -> Line:
     if not key.exists():
         return Line("signing key", True, f"none yet; the first build makes {key}")
     if _is_open_to_others(key):
-        remedy = f"run `chmod 600 {key}`, or delete it if they may have: graphs are built anew"
+        remedy = (
+            f"run `chmod 600 {key}`, or delete it if they may have read it: all is compiled again"
+        )
         text = f"other accounts of this machine can read it; {remedy}"
         return Line("signing key", False, text)
     try:
@@ -62,15 +64,16 @@ def store(root: Path, user: Path) -> Iterator[Line]:
     """The shared store: whether it can be written, its size, its room, and whose files it has."""
     nearest = next(folder for folder in (root, *root.parents) if folder.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        remedy = "let the user who runs ComfyUI write there; until then graphs go at each restart"
+        remedy = "let the user who runs ComfyUI write there, or a restart compiles all of it again"
         yield Line("store", False, f"{nearest} cannot be written; {remedy}")
         return
     paths = [path for path in _files(root) if key_of(path) and not path.name.startswith(".")]
     size = sum(path.stat().st_size for path in paths)
     cap, free = Settings(user / PRIVATE).store_cap_bytes, shutil.disk_usage(nearest).free
-    text = f"{root}: {len(paths)} graphs, {size / 2**20:.1f} MiB of at most {cap / GIB:.1f} GiB"
+    used = f"{size / 2**20:.1f} MiB of at most {cap / GIB:.1f} GiB"
+    text = f"{root}: {len(paths)} compiled graphs, {used}"
     if not root.exists():
-        text = f"{root}: not there yet, the first graph makes it"
+        text = f"{root}: not there yet, the first compiled graph makes it"
     text += f"; {free / GIB:.1f} GiB of the disk are free"
     tight = free < _TIGHT_BYTES
     remedy = "; free some space, or lower store_cap_gib in the settings" if tight else ""
@@ -85,7 +88,7 @@ def beside_workflows(user: Path) -> Iterator[Line]:
         for name in list_folders(workflows):
             folder = workflows / f"{name}{SUFFIX}"
             found += [path for path in _files(folder) if key_of(path)]
-    yield from _whose("graphs beside workflows", found, user)
+    yield from _whose("compiled graphs beside workflows", found, user)
 
 
 def leftovers(user: Path) -> Line:
@@ -122,8 +125,8 @@ def _whose(name: str, paths: Iterable[Path], user: Path) -> Iterator[Line]:
         remedy = "`python cli.py trust FOLDER` if you trust where they came from"
         yield Line(name, False, f"{text}; {remedy}: {_folders_of(found.foreign)}")
     if found.damaged:
-        text = f"{len(found.damaged)} of them are no whole graph files"
-        remedy = "delete them, graphs that are missing are built anew"
+        text = f"{len(found.damaged)} of them are not whole"
+        remedy = "delete them: what is missing is compiled again"
         yield Line(name, False, f"{text}, such as {found.damaged[0]}; {remedy}")
     if found.ours and not found.foreign and not found.damaged:
         yield Line(name, True, f"all {found.ours} are signed by this machine")

@@ -39,7 +39,7 @@ class Places(NamedTuple):
         comfyui: the folder with ComfyUI's main.py.
         base: its base folder.
         user: its user folder, with the signing key.
-        store: compiled files are read from there and kept there.
+        store: compiled graphs are read from there and kept there.
         log: takes what ComfyUI says; None: nothing keeps it.
     """
 
@@ -281,7 +281,7 @@ def _parts(model: Mapping[str, Any]) -> list[Result]:
 
 
 def _kept(report: Mapping[str, Any]) -> Result:
-    """Where compiled files are, and what a user can mend."""
+    """Where compiled graphs are, and what a user can mend."""
     warnings = report["warnings"]
     return {
         "store": report["store"]["folder"],
@@ -336,4 +336,4 @@ def _say_end(whole: Result) -> None:
         f"{whole['failed']} failed, in {whole['seconds']} s"
     )
     if whole["store"] is not None:
-        say(f"compiled files are in {whole['store']}")
+        say(f"compiled graphs are in {whole['store']}")

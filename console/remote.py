@@ -149,7 +149,7 @@ def check_remote(here: Here) -> int:
         for name in calls.one(calls.place.names, "")
         if len(name) == _FINGERPRINT_DIGITS and not set(name) - set("0123456789abcdef")
     ]
-    say(f"read in {time.perf_counter() - begun:.2f} s: compiled files of {len(folders)} keys")
+    say(f"read in {time.perf_counter() - begun:.2f} s: compiled graphs of {len(folders)} keys")
     if not folders and scheme_of(settings.remote) in ("http", "https"):
         say("a web server that lists no files is asked for each by its name, by a server only")
     bad = not _can_write(here, calls)

@@ -88,9 +88,9 @@ def _lines(answer: dict[str, Any]) -> list[str]:
             lines.append("no model has come through a node of Warmgraph yet")
         if building["done"] < building["total"]:
             paused = " (paused)" if building["paused"] else ""
-            lines.append(f"building {building['done']} of {building['total']} graphs{paused}")
+            lines.append(f"compiling {building['done']} of {building['total']}{paused}")
         lines.append(
-            f"this server: {answer['builds']} graphs built, {answer['loads']} loaded; "
+            f"this server: {answer['builds']} graphs compiled, {answer['loads']} loaded; "
             f"store: {store['files']} files, {store['bytes'] / 2**20:.1f} MiB"
         )
         lines += [f"  {_stored(family)}" for family in answer["stored"]]

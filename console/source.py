@@ -25,7 +25,7 @@ def source(path: Path, signer: Signer) -> int:
         signer: tells whether this machine signed it; no key is made for that.
     """
     if path.is_dir():
-        return stop(f"{path} is a folder; name one graph file (`explain FOLDER` lists them)")
+        return stop(f"{path} is a folder; name one compiled graph (`explain FOLDER` lists them)")
     try:
         header = read_header(path)
         manifest, payload = read_for_trust(path)

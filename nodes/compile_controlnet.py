@@ -26,10 +26,10 @@ class WarmgraphCompileControlNet(io.ComfyNode):
             category="Warmgraph",
             description=(
                 "Makes every step with this ControlNet faster. Put it between Load ControlNet "
-                "Model and Apply ControlNet. Most of its compiled files are those of the model "
+                "Model and Apply ControlNet. Most of its compiled graphs are those of the model "
                 "that it controls: where Compile Model has been used, one more is compiled. From "
                 "then on every size, batch, hint, strength and ControlNet of this architecture "
-                "uses the same files, after a restart as well. What cannot be compiled runs at "
+                "uses the same ones, after a restart as well. What cannot be compiled runs at "
                 "normal speed, and the node says why."
             ),
             search_aliases=["torch compile controlnet", "warmgraph"],
@@ -43,7 +43,7 @@ class WarmgraphCompileControlNet(io.ComfyNode):
                 io.ControlNet.Output(
                     display_name="control_net",
                     tooltip=(
-                        "The same ControlNet, running through compiled files where there are any."
+                        "The same ControlNet, running through compiled graphs where there are any."
                     ),
                 )
             ],

@@ -37,7 +37,7 @@ class WarmgraphCompileModel(io.ComfyNode):
                 "Makes every image of this model faster. Put it between the checkpoint (or LoRA) "
                 "loader and the sampler. The model's building blocks are compiled once; from then "
                 "on every size, batch, prompt length, LoRA and checkpoint of this architecture "
-                "uses the same compiled files, after a restart as well. What cannot be compiled "
+                "uses the same compiled graphs, after a restart as well. What cannot be compiled "
                 "runs at normal speed, and the node says why."
             ),
             search_aliases=[  # each by itself: the host ranks one that is all that was typed first
@@ -73,7 +73,7 @@ class WarmgraphCompileModel(io.ComfyNode):
             outputs=[
                 io.Model.Output(
                     display_name="model",
-                    tooltip="The same model, running through compiled files where there are any.",
+                    tooltip="The same model, running through compiled graphs where there are any.",
                 )
             ],
             hidden=[io.Hidden.unique_id],
@@ -122,7 +122,7 @@ class WarmgraphLoadCompiledGraph(io.ComfyNode):
             display_name="Load Compiled Graph",
             category="Warmgraph",
             description=(
-                "Runs a model through files that were compiled before, from a folder saved with a "
+                "Runs a model through compiled graphs from a folder that was saved with a "
                 "workflow, and never compiles anything. Use it to get a workflow's speed on "
                 "another machine with the same sort of card, the same system and the same versions "
                 "of PyTorch, CUDA, Triton, Python and Warmgraph, or to be sure that nothing is "
@@ -136,7 +136,7 @@ class WarmgraphLoadCompiledGraph(io.ComfyNode):
             outputs=[
                 io.Model.Output(
                     display_name="model",
-                    tooltip="The same model, running through the folder's files.",
+                    tooltip="The same model, running through the folder's compiled graphs.",
                 )
             ],
             has_intermediate_output=True,

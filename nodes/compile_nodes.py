@@ -19,7 +19,7 @@ from .progress import node_progress
 
 logger = logging.getLogger(__name__)
 
-NO_FOLDER = "no compiled files saved yet"
+NO_FOLDER = "no compiled graphs saved yet"
 
 
 def compile_inputs() -> list[io.WidgetInput]:
@@ -31,18 +31,18 @@ def compile_inputs() -> list[io.WidgetInput]:
             options=[choice.value for choice in WhenMissing],
             default=WhenMissing.BACKGROUND.value,
             tooltip=(
-                "What to do while files are not compiled yet. go on: make this image at normal "
-                "speed meanwhile, and use each file as it comes. wait: compile first, then make "
-                "the image. never compile: use only files that are there."
+                "What to do while graphs are not compiled yet. go on: make this image at normal "
+                "speed meanwhile, and use each graph once it is ready. wait: compile first, then "
+                "make the image. never compile: use only compiled graphs that exist."
             ),
         ),
         io.String.Input(
             "graphs",
-            display_name="compiled files",
+            display_name="compiled graphs",
             default="",
             optional=True,  # prompts by API may leave them out
             tooltip=(
-                "Where this workflow's compiled files are kept. Empty: beside the saved workflow; "
+                "Where this workflow's compiled graphs are kept. Empty: beside the saved workflow; "
                 "in the shared store only while it has no file. A name: NAME.graphs in your "
                 "workflows folder."
             ),
@@ -69,8 +69,8 @@ def load_inputs() -> list[io.WidgetInput]:
             "folder",
             options=server.graph_folders() or [NO_FOLDER],
             tooltip=(
-                "A folder of compiled files below your workflows folder. Press R to read the list "
-                "again. Files from another machine are used only once they are trusted, at the "
+                "A folder of compiled graphs below your workflows folder. Press R to read the list "
+                "again. Those from another machine are used only once they are trusted, at the "
                 "server's console."
             ),
         ),
@@ -78,7 +78,7 @@ def load_inputs() -> list[io.WidgetInput]:
             "strict",
             default=False,
             tooltip=(
-                "On: refuse to run, and say why, if any part has no compiled file. Off: run such "
+                "On: refuse to run, and say why, if any part has no compiled graph. Off: run such "
                 "parts at normal speed."
             ),
         ),

@@ -39,7 +39,7 @@ class WarmgraphGraphReport(io.ComfyNode):
             category="Warmgraph",
             description=(
                 "Shows what Warmgraph did for a model: which parts are compiled, which run at "
-                "normal speed and why, which files were compiled, loaded or are missing, disk, "
+                "normal speed and why, which graphs were compiled, loaded or are missing, disk, "
                 "VRAM and seconds saved. Link the finished image to `after` to see the figures of "
                 "this very run. Link two latents to see how like each other they are."
             ),
@@ -100,7 +100,7 @@ class WarmgraphGraphReport(io.ComfyNode):
 
 
 class WarmgraphWarmUp(io.ComfyNode):
-    """Get all graphs for a list of sizes and batches ready, without making an image."""
+    """Prepare all graphs for a list of sizes and batches, without making an image."""
 
     @classmethod
     @override
@@ -111,8 +111,8 @@ class WarmgraphWarmUp(io.ComfyNode):
             category="Warmgraph",
             description=(
                 "Loads or compiles everything that a model needs for these sizes and batches, "
-                "without making an image. Not needed for speed later on: files fit every size. "
-                "Use it to have all work done before the first image."
+                "without making an image. Not needed for speed later on: compiled graphs fit "
+                "every size. Use it to have all work done before the first image."
             ),
             search_aliases=["warmup", "precompile", "warmgraph"],
             inputs=[

@@ -37,9 +37,9 @@ class WarmgraphCompileVAE(io.ComfyNode):
             description=(
                 "Makes decoding and encoding faster, with less memory. Put it between the loader "
                 "and VAE Decode, VAE Encode or their tiled versions. The VAE's blocks are compiled "
-                "once; from then on every size, batch and tile uses the same compiled files, after "
-                "a restart as well. What cannot be compiled runs at normal speed, and the node "
-                "says why."
+                "once; from then on every size, batch and tile uses the same compiled graphs, "
+                "after a restart as well. What cannot be compiled runs at normal speed, and the "
+                "node says why."
             ),
             search_aliases=["torch compile vae", "image decoder", "warmgraph"],
             inputs=[
@@ -60,7 +60,7 @@ class WarmgraphCompileVAE(io.ComfyNode):
             outputs=[
                 io.Vae.Output(
                     display_name="vae",
-                    tooltip="The same VAE, running through compiled files where there are any.",
+                    tooltip="The same VAE, running through compiled graphs where there are any.",
                 )
             ],
             hidden=[io.Hidden.unique_id],
@@ -107,7 +107,7 @@ class WarmgraphLoadCompiledGraphVAE(io.ComfyNode):
             display_name="Load Compiled Graph (VAE)",
             category="Warmgraph",
             description=(
-                "Runs a VAE through files that were compiled before, from a folder saved with a "
+                "Runs a VAE through compiled graphs from a folder that was saved with a "
                 "workflow, and never compiles anything. Use it to get a workflow's speed on "
                 "another machine with the same sort of card, the same system and the same versions "
                 "of PyTorch, CUDA, Triton, Python and Warmgraph, or to be sure that nothing is "
@@ -124,7 +124,7 @@ class WarmgraphLoadCompiledGraphVAE(io.ComfyNode):
                     optional=True,  # prompts from before it was there do not name it
                     advanced=True,
                     tooltip=(
-                        "What runs through compiled files; strict asks for no others. Choose what "
+                        "What runs through compiled graphs; strict asks for no others. Choose what "
                         "Compile VAE had when the folder was saved."
                     ),
                 ),
@@ -132,7 +132,7 @@ class WarmgraphLoadCompiledGraphVAE(io.ComfyNode):
             outputs=[
                 io.Vae.Output(
                     display_name="vae",
-                    tooltip="The same VAE, running through the folder's files.",
+                    tooltip="The same VAE, running through the folder's compiled graphs.",
                 )
             ],
             has_intermediate_output=True,

@@ -55,7 +55,7 @@ class _Collector:
                 building["total"] - building["done"],
             ),
             ("warmgraph_workers", "Builder processes", building["workers"]),
-            ("warmgraph_store_files", "Graphs in the shared store", store["files"]),
+            ("warmgraph_store_files", "Compiled graphs in the shared store", store["files"]),
             ("warmgraph_store_bytes", "Their size on disk", store["bytes"]),
             ("warmgraph_captured_bytes", "VRAM of captured steps", captured["vram_bytes"]),
             ("warmgraph_warnings", "What a user should look at", len(snapshot["warnings"])),

@@ -50,7 +50,7 @@ class Kind(NamedTuple):
         type: the host's.
         node: the Compile node's class.
         title: what people call that node.
-        loader: the class of the node of ours that loads compiled files instead.
+        loader: the class of our node that loads compiled graphs instead.
     """
 
     name: str

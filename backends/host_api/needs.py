@@ -22,7 +22,7 @@ class Feature(str, Enum):
     CONTROLNETS = "ControlNets"
     VAES = "VAEs"
     WARM_UP = "Warm Up"
-    WORKFLOWS = "compiled files beside workflows"
+    WORKFLOWS = "compiled graphs beside workflows"
     EVERYWHERE = "compiling every model without a node"
 
 

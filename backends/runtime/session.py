@@ -332,10 +332,10 @@ class Session:
         loaded = [g.loaded for g in new if g.loaded is not None]
         built = [each for each in loaded if each.source == "built"]
         seconds = sum(each.build_seconds or 0.0 for each in built)
-        parts = [f"{len(built)} built in {seconds:.0f} s of work"] if built else []
+        parts = [f"{len(built)} compiled in {seconds:.0f} s of work"] if built else []
         parts += [f"{len(new) - len(built)} loaded"] if len(new) > len(built) else []
         parts += [f"{ready - len(new)} in use before"] if ready > len(new) else []
-        came = f"{self.name}: {ready} of {len(graphs)} graphs are ready"
+        came = f"{self.name}: {ready} of {len(graphs)} compiled graphs are ready"
         return f"{came}: {', '.join(parts)} ({self.backend.name})"
 
     def _new_graphs(self) -> list[Graph]:

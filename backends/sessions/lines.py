@@ -35,7 +35,7 @@ ENGLISH = {
     "on_card_timed": "on {device}: {compiled} of {total} parts compiled, {now} a step",
     "on_card_not": "  on {device}: {places} parts at normal speed: {reason}",
     "parts_idle": "{model}: the last run called none of its {idle} compiled parts",
-    "loading": "{model}: loading compiled files",
+    "loading": "{model}: loading compiled graphs",
     "building": "Compiling {model}: {done} of {total}",
     "building_left": "Compiling {model}: {done} of {total}, about {seconds} s left",
     "building_left_minutes": "Compiling {model}: {done} of {total}, about {minutes} min left",
@@ -79,7 +79,7 @@ ENGLISH = {
     "cancelled_paused": "Cancelled. Compiling is paused; Resume is in the tab Warmgraph.",
     # The rest of the full report.
     "examples": "  such as {examples}",
-    "graphs": "compiled files: {builds} made, {loads} loaded, {reused} in use before, "
+    "graphs": "compiled graphs: {builds} made, {loads} loaded, {reused} in use before, "
     "{misses} missing; {calls} calls compiled",
     "missing": "  missing: {kind}: {reason}",
     "captured": "CUDA graphs: {sizes} sizes captured, {replayed} steps replayed, {memory}",
@@ -137,9 +137,9 @@ ENGLISH = {
     "mend_other_why": "Nothing can be compiled: {reason}; {remedy}.",
     "mend_builds": "Nothing can be compiled",
     "mend_builds_why": "{reason}. Nothing is compiled until the server starts anew.",
-    "mend_store": "Compiled files cannot be kept",
+    "mend_store": "Compiled graphs cannot be kept",
     "mend_store_why": "{reason}. They work until the server ends, and are compiled again then.",
-    "mend_untrusted": "Compiled files from another machine are not used",
+    "mend_untrusted": "Compiled graphs from another machine are not used",
     "mend_untrusted_why": "The files in {folder} were not made here. They are programs: trust them "
     "only if you know where they come from.",
     "mend_everywhere": "Models are not compiled without a node",

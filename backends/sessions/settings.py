@@ -123,7 +123,7 @@ SETTINGS = {
         Setting(
             name="job_limit_s",
             place="Builder.JobLimit",
-            title="Time limit for one compiled file",
+            title="Time limit for one compiled graph",
             help="What takes longer is given up, and its part of the model runs at normal speed. "
             "Raise it on a slow machine.",
             group="Experts",
@@ -148,7 +148,7 @@ SETTINGS = {
         Setting(
             name="store_cap_gib",
             place="Store.Cap",
-            title="Size limit of compiled files",
+            title="Size limit of compiled graphs",
             help="Above it those that were not used for longest go, and are compiled again when "
             "they are needed. Copies beside a saved workflow are never removed.",
             group="Disk",

@@ -40,9 +40,9 @@ class Story:
             return
         ready = sum(graph.state is State.READY for graph in graphs)
         pending = sum(graph.is_pending for graph in graphs)
-        coming = f", {pending} are looked for or built" if pending else ""
+        coming = f", {pending} are looked for or compiled" if pending else ""
         logger.info(
-            "Warmgraph: %s has %d regions of %d kinds; %d of %d graphs are ready%s",
+            "Warmgraph: %s has %d regions of %d kinds; %d of %d compiled graphs are ready%s",
             session.name,
             len(session.scope.plan.places),
             sum(bool(kind.places) for kind in session.scope.kinds),

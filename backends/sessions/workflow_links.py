@@ -161,7 +161,7 @@ class WorkflowLinks:
                     del self._records[place]
             if record.new and not record.graphs:
                 where = f"beside {place.workflow.path}" if place.workflow else "in their folder"
-                logger.info("Warmgraph: %d graphs are filed %s", record.new, where)
+                logger.info("Warmgraph: %d compiled graphs are filed %s", record.new, where)
                 record.new = 0
 
     def _add(self, place: _Place, graphs: list[Graph], sessions: list[Session]) -> None:
@@ -175,7 +175,9 @@ class WorkflowLinks:
             oldest = next(iter(self._records))
             lost = len(self._records.pop(oldest).graphs)
             logger.info(
-                "Warmgraph: %d graphs are not put beside %s: too many wait", lost, oldest.workflow
+                "Warmgraph: %d compiled graphs are not put beside %s: too many wait",
+                lost,
+                oldest.workflow,
             )
 
     def _folder(self, place: _Place, note: Callable[[Reason], None]) -> Path | None:
@@ -224,6 +226,6 @@ class WorkflowLinks:
             folders.remember(folder, path, workflow.id if workflow else None, kept)
         except (OSError, GraphFileError) as error:
             note(of("not_put", folder=folder.name, error=error))
-            logger.warning("Graphs could not be put into %s: %s", folder, error)
+            logger.warning("Compiled graphs could not be put into %s: %s", folder, error)
             return 0
         return len(set(kept) - set(known))

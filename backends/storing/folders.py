@@ -33,7 +33,7 @@ SUFFIX = ".graphs"
 RECORD = ".folder.json"
 #: A folder with nothing in it: the host's page lists every plain file that is not hidden as a
 #: workflow, and file managers show a folder of hidden files as an empty one.
-NOTICE = "READ ME - compiled files, may be deleted, are made again when needed"
+NOTICE = "READ ME - compiled graphs, may be deleted, are made again when needed"
 WORKFLOWS = "workflows"
 MAX_NAME = 120
 MAX_NAME_BYTES = 240  # file systems take 255, suffix included
@@ -312,7 +312,7 @@ def _bring_along(old: Path, new: Path, workflow: str) -> None:
     except OSError as error:  # another run was quicker, or read-only: a new folder will do
         logger.info("Warmgraph: could not rename %s to %s: %s", old, new, error)
         return
-    logger.info("Warmgraph: the workflow was renamed: its graphs moved from %s to %s", old, new)
+    logger.info("Warmgraph: the workflow was renamed: its folder moved from %s to %s", old, new)
     record = read_record(new)
     if record is not None:
         with suppress(OSError):

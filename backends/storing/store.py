@@ -267,7 +267,9 @@ class Store:
                     excess -= status.st_size
                     evicted.append(key)
         if evicted:
-            logger.info("Warmgraph: evicted %d graphs that were used least recently", len(evicted))
+            logger.info(
+                "Warmgraph: deleted %d compiled graphs that were used least recently", len(evicted)
+            )
         return evicted
 
     def usage(self) -> StoreUsage:
@@ -301,7 +303,7 @@ class Store:
                         path.unlink()
                         removed.append(status.st_size)
         if removed:
-            logger.info("Warmgraph: removed %d graphs that the user cleared", len(removed))
+            logger.info("Warmgraph: deleted %d compiled graphs that the user cleared", len(removed))
         return StoreUsage(len(removed), sum(removed))
 
     def _own_folder(self) -> Path:
@@ -383,7 +385,7 @@ def _move_aside(path: Path, seen: tuple[int, ...] | None) -> None:
         if identity(broken) != seen:
             os.replace(broken, path)
             return
-        logger.info("Warmgraph: moved a damaged graph file aside: %s", broken)
+        logger.info("Warmgraph: moved a damaged compiled graph aside: %s", broken)
         kept = sorted(path.parent.glob(f"*{BROKEN}"), key=lambda item: item.stat().st_mtime_ns)
         for old in kept[:-BROKEN_KEPT]:
             old.unlink()

@@ -86,7 +86,7 @@ class _Inert:
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
-            raise ValueError(f"it names {module}.{name}, which no compiled file needs")
+            raise ValueError(f"it names {module}.{name}, which no compiled graph needs")
         return type(name, (_Inert,), {})
 
 

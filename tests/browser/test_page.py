@@ -275,7 +275,7 @@ def test_a_report_made_before_the_sampling_tells_of_the_run_once_it_has_ended(
     page.run_workflow()
     page.wait_for(f"{STATUS}.filter((t) => /DeepCache, last run: .*full/.test(t)).length === 2")
     report = page.wait_for(f"{STATUS}.find((t) => /parts compiled[^]*DeepCache, last/.test(t))")
-    assert "compiled files: " in report and page.own_errors() == []
+    assert "compiled graphs: " in report and page.own_errors() == []
     assert report.splitlines()[-1] == "latents: the same, bit for bit"
 
 

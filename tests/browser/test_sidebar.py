@@ -229,7 +229,7 @@ def test_the_factor_is_told_once_both_are_measured_and_stays_at_another_size(
 def test_the_whole_report_opens_from_the_node_and_escape_closes_it(page: Page) -> None:
     page.click(".warmgraph-status [data-action=report]")
     text = page.wait_for("document.querySelector('dialog.warmgraph-report pre')?.innerText")
-    assert "compiled files: " in text and "38 of 38" in text
+    assert "compiled graphs: " in text and "38 of 38" in text
     assert page.run("return document.activeElement.dataset.action") == "close"
     page.press("Escape")
     page.wait_for("!document.querySelector('dialog.warmgraph-report')")
@@ -397,7 +397,7 @@ def test_the_store_is_cleared_once_that_is_confirmed(page: Page, own_server: Ser
     assert files > 0 and page.wait_for(f"{FILES} === 1")
     page.click(f"{TAB} [data-action=clear-all]")
     asked = page.wait_for("document.querySelector('[role=dialog]')?.innerText")
-    assert f"{files} files" in asked and "stay" in asked
+    assert f"{files} compiled graphs" in asked and "stay" in asked
     page.escape("[role=dialog]")
     time.sleep(0.5)
     assert own_server.report()["store"]["files"] == files

@@ -255,7 +255,7 @@ def test_a_payload_that_names_another_function_is_refused(
         pickle.dumps(Call(function, *arguments)),
         pickle.dumps({"source": "", "triton": {}, "cpp": {"k": Call(function, *arguments)}}),
     ):
-        with pytest.raises(GraphFileError, match="which no compiled file needs") as refusal:
+        with pytest.raises(GraphFileError, match="which no compiled graph needs") as refusal:
             loading.unpack(payload)
         assert name in refusal.value.reason
 
@@ -265,7 +265,7 @@ def test_a_dotted_name_does_not_reach_through_an_allowed_module() -> None:
     for module, name in [("torch", "os.system"), ("collections", "OrderedDict.fromkeys")]:
         payload = b"\x80\x04\x8c" + bytes([len(module)]) + module.encode()
         payload += b"\x8c" + bytes([len(name)]) + name.encode() + b"\x93."
-        with pytest.raises(GraphFileError, match="which no compiled file needs"):
+        with pytest.raises(GraphFileError, match="which no compiled graph needs"):
             loading.unpack(payload)
 
 

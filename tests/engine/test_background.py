@@ -156,7 +156,7 @@ def test_never_with_an_empty_store_is_eager_with_a_reason(
     assert torch.equal(image, model.sample(model.plain, steps=2))
     report = model.report()
     assert [(e["reason"], e["places"]) for e in report["eager"]] == [
-        ("no compiled file", report["regions"]["total"])
+        ("no compiled graph", report["regions"]["total"])
     ]
     assert lab.jobs() == lab.builds() == 0 and not list(lab.store.glob("*"))
 

@@ -133,7 +133,7 @@ DAMAGE: dict[str, tuple[Callable[[Lab, Path], None], str, bool]] = {
     "signed with another key": (_sign_elsewhere, "cli.py trust ", True),
     "from an older version": (_older_format, "has format 0, this version reads 1", True),
     "under another's name": (_rename, "is not what its name says", True),
-    "half-written": (_half_written, "no compiled file", False),
+    "half-written": (_half_written, "no compiled graph", False),
     "for another GPU": (
         _for_another_target(capability="8.9"),
         "GPU compute capability: made for 8.9",
@@ -242,7 +242,7 @@ def test_even_a_signed_payload_may_not_name_other_functions(
     model = Probed(lab, host, when_missing="never")
     lab.settle()
     right(model)
-    assert "which no compiled file needs" in state_of(model)["reason"]
+    assert "which no compiled graph needs" in state_of(model)["reason"]
     assert not mark.exists()
 
 

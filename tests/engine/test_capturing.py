@@ -392,7 +392,7 @@ def test_while_graphs_are_made_only_what_waits_for_the_processor_is_captured(
         step("compiled", complete=False)
     assert _Graph.tries == 0
     (reason,) = made.reasons
-    assert reason.startswith("compiled files are on their way")
+    assert reason.startswith("compiled graphs are on their way")
     for _ in range(CLEAN_CALLS + 2):
         step("compiled")
     assert (made.captures, made.captured) == (1, 1), "the compiled call, whatever waits for what"

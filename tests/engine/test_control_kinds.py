@@ -131,7 +131,7 @@ def test_a_union_network_is_cut_as_any_other_and_runs_as_the_hosts(lab: Lab, hos
     lab.settle()
     report = lab.engine.report(ours)
     assert report["regions"]["total"] == 15
-    assert [entry["reason"] for entry in report["eager"]] == ["no compiled file"]
+    assert [entry["reason"] for entry in report["eager"]] == ["no compiled graph"]
     name = checkpoints.ensure(host.base / "models", "sd15", name="sd15.ckpt").name
     model, clip, _ = host.nodes.CheckpointLoaderSimple().load_checkpoint(name)
     prompt, image = host.encode(clip, "a cat"), torch.rand(1, 64, 64, 3)

@@ -71,7 +71,7 @@ def test_a_whole_folder_runs_all_compiled(fresh: Lab, host: Host, strict: bool) 
 def test_a_missing_graph_runs_eager_and_strict_refuses_naming_it(fresh: Lab, host: Host) -> None:
     folder = fresh.workflows / f"{NAME}.graphs"
     next(p for p in folder.glob(".*.safetensors") if "Down" in _kind(fresh, p)).unlink()
-    with pytest.raises(StrictError, match="2 places: no compiled file") as refusal:
+    with pytest.raises(StrictError, match="2 places: no compiled graph") as refusal:
         _load(fresh, host, strict=True)
     assert "Compile Model" in str(refusal.value) and NAME in str(refusal.value)
     model = _load(fresh, host, strict=False)
@@ -95,7 +95,7 @@ def test_a_folder_of_another_model_runs_eager_and_says_what_differs(fresh: Lab, 
         or fresh.engine.report(loaded)["regions"]["compiled"]
     )
     reasons = {miss["reason"] for miss in fresh.engine.report(loaded)["misses"]}
-    assert reasons and all(reason.startswith("no compiled file") for reason in reasons)
+    assert reasons and all(reason.startswith("no compiled graph") for reason in reasons)
     with pytest.raises(StrictError):
         fresh.engine.load_graphs(model, NAME, strict=True)
     assert fresh.jobs() == 0
@@ -159,7 +159,8 @@ def test_a_copied_folder_is_eager_until_the_console_trusts_it(
     command = warning["command"]
     assert step in command and entry["reason"].endswith(f" {command}")  # to be copied as it is
     assert (
-        _typed(shlex.split(command)).splitlines()[-1] == f"{KINDS} graphs trusted, 0 files refused"
+        _typed(shlex.split(command)).splitlines()[-1]
+        == f"{KINDS} compiled graphs trusted, 0 files refused"
     )
     model.sample(steps=1)  # the next prompt finds them, while it runs: nothing is restarted
     lab.settle()

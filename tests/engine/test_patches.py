@@ -443,7 +443,7 @@ def test_a_changed_setting_of_a_module_acts(xl: Subject) -> None:
         object_patch(f"{BLOCK}.attn1.heads", lambda heads: 2 * heads), when_missing="never"
     )
     [(reason, places)] = reasons(report).items()
-    assert reason.startswith("no compiled file") and places == 1  # two heads are another kind
+    assert reason.startswith("no compiled graph") and places == 1  # two heads are another kind
     assert reasons(xl.check()) == {}
 
 

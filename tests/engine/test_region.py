@@ -148,18 +148,18 @@ DECLINED: dict[str, tuple[Callable[[], Any], str]] = {
     "other device": (lambda: image().to("meta"), "x is on meta"),
     "batch 65": (
         lambda: image(65, CHANNELS, 1, 1),
-        "batch must be 1 to 64 for its compiled file, got 65",
+        "batch must be 1 to 64 for its compiled graph, got 65",
     ),
     "batch 0": (
         lambda: image(0, CHANNELS, 6, 5),
-        "batch must be 1 to 64 for its compiled file, got 0",
+        "batch must be 1 to 64 for its compiled graph, got 0",
     ),
     "1025 rows": (lambda: image(1, CHANNELS, 1025, 1), "height must be 1 to 1024"),
     "no tensor": (lambda: None, "x must be a plain tensor, got a NoneType"),
     "a subclass": (lambda: image().as_subclass(Subclass), "plain tensor, got a Subclass"),
     "more than 32 bits address": (
         lambda: image(1, 1, 1, 1).expand(64, CHANNELS, 1024, 1024),
-        "more elements than a compiled file with 32-bit indices",
+        "more elements than a compiled graph with 32-bit indices",
     ),
 }
 
@@ -186,7 +186,7 @@ def test_what_a_call_of_one_model_needs_is_built_for_that_model_alone(
         patch.setattr(acceptance, "MAX_ELEMENTS", 0)
         large.sample()
     reasons = {entry["reason"] for entry in large.report()["eager"]}
-    assert reasons == {"more elements than a compiled file with 32-bit indices can address"}
+    assert reasons == {"more elements than a compiled graph with 32-bit indices can address"}
     for _ in range(2):
         other.check()
     kinds = other.report()["kinds"]
@@ -233,7 +233,7 @@ def test_a_weight_that_is_not_what_the_graph_takes_is_never_passed_to_it(
     _set(entry.place.module.proj_in, BAD_WEIGHTS[what](weight.detach()))
     entry.weights.begin_run()
     reason = entry.declined(image())
-    assert "weights are not what its compiled file takes: weight must be a contiguous" in reason
+    assert "weights are not what its compiled graph takes: weight must be a contiguous" in reason
     _set(entry.place.module.proj_in, weight.detach())
     entry.weights.begin_run()
     entry.equals_eager(image())
@@ -282,7 +282,7 @@ def test_a_model_with_such_a_weight_makes_eagers_image_and_names_the_reason(
     mine.sample()
     assert max(call.error for call in mine.probe.calls) <= TOLERANCE
     [entry] = mine.report()["eager"]
-    assert "weights are not what its compiled file takes" in entry["reason"]
+    assert "weights are not what its compiled graph takes" in entry["reason"]
 
 
 # --- what the inputs have in common ---------------------------------------------------------------

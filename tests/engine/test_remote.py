@@ -150,5 +150,5 @@ def test_load_compiled_files_waits_for_a_remote_as_long_as_its_patience(
         assert 1.5 < time.monotonic() - begun < 15
         machine.engine._graphs.settle()
         reasons = {str(miss["reason"]) for miss in machine.engine.report(loaded)["misses"]}
-        assert reasons == {"no compiled file"}
+        assert reasons == {"no compiled graph"}
         assert machine.jobs() == 0

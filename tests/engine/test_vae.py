@@ -285,7 +285,7 @@ def test_strict_loads_a_decoders_folder_for_the_decoder_alone(
             report["calls"]["compiled"] - before["calls"]["compiled"] == report["regions"]["total"]
         )
         for parts in ("decoder and encoder", "encoder"):
-            with pytest.raises(StrictError, match="no compiled file") as refusal:
+            with pytest.raises(StrictError, match="no compiled graph") as refusal:
                 load(plain, name, parts=parts, strict=True)
             assert name in str(refusal.value)
         assert fresh.jobs() == 0

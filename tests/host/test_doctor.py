@@ -23,7 +23,9 @@ def test_a_machine_that_is_well_has_nothing_to_do(host_tree: Path, tmp_path: Pat
     lines = done.stdout.splitlines()
     assert (done.returncode, lines[-1]) == (0, "all is well"), done.stdout + done.stderr
     assert all(line.startswith("ok     ") for line in lines[:-1])
-    assert any("a small graph: compiled for cpu, packed, loaded and run in" in s for s in lines)
+    assert any(
+        "a small compiled graph: compiled for cpu, packed, loaded and run in" in s for s in lines
+    )
     assert any(s.startswith("ok     ComfyUI: ") and s.endswith(str(host_tree)) for s in lines)
     assert "ok     ComfyUI's insides: all that Warmgraph uses is there" in lines
     assert any("C++ compiler: " in line for line in lines)

@@ -16,7 +16,7 @@ from .test_server import small_prompt
 
 
 class Place:
-    """A server with the setting on, and a model whose compiled files are there."""
+    """A server with the setting on, and a model whose compiled graphs are there."""
 
     def __init__(self, server: Server, checkpoint: str) -> None:
         self.server, self.checkpoint = server, checkpoint

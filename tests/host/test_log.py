@@ -113,20 +113,21 @@ def told(lines: list[Said]) -> list[str]:
 
 
 def test_each_prompt_tells_its_story_in_ten_lines(listener: Listener) -> None:
-    ready, filed = "8 of 8 graphs are ready", "8 graphs are filed beside"
+    ready, filed = "8 of 8 compiled graphs are ready", "8 compiled graphs are filed beside"
     first = told(listener.run(seed=1, side=128, later=(ready, filed)))
-    attached = r"Warmgraph: SDXL has 38 regions of 8 kinds; \d of 8 graphs are ready"
+    attached = r"Warmgraph: SDXL has 38 regions of 8 kinds; \d of 8 compiled graphs are ready"
     assert re.match(attached, first[0])
     assert sum("ran with" in text for text in first) == 1
-    assert sum("8 of 8 graphs are ready: " in text for text in first) == 1
-    assert sum("8 graphs are filed beside workflows/text_to_image.json" in t for t in first) == 1
+    assert sum("8 of 8 compiled graphs are ready: " in text for text in first) == 1
+    beside = "8 compiled graphs are filed beside workflows/text_to_image.json"
+    assert sum(beside in text for text in first) == 1
     again = told(listener.run(seed=2, side=128))
     whole = "Warmgraph: SDXL ran with 38 of 38 regions compiled"
     assert again in ([whole], [])  # nothing new where all graphs came within the first run
     assert told(listener.run(seed=3, side=192)) == []
     listener.server.restart()
     restarted = told(listener.run(seed=4, side=128, later=[ready]))
-    assert "Warmgraph: SDXL: 8 of 8 graphs are ready: 8 loaded (inductor)" in restarted
+    assert "Warmgraph: SDXL: 8 of 8 compiled graphs are ready: 8 loaded (inductor)" in restarted
     assert len(restarted) == 3 and sum("ran with" in text for text in restarted) == 1
     if whole not in restarted:  # some graphs came while it ran
         assert told(listener.run(seed=5, side=128)) == [whole]

@@ -44,7 +44,7 @@ def test_a_copied_folder_loads_once_it_is_trusted(tmp_path: Path) -> None:
     done = run("trust", folder, "--user-directory", tmp_path / "here" / "user")
     assert done.returncode == 0, done.stderr
     assert f"trusted: .{KEY}.safetensors (ResBlock 320->640)" in done.stdout
-    assert "2 graphs trusted, 0 files refused" in done.stdout
+    assert "2 compiled graphs trusted, 0 files refused" in done.stdout
     for key in (KEY, OTHER):
         graph = machine(tmp_path, "here").load(key, [folder])
         assert graph is not None
@@ -77,8 +77,8 @@ def test_trust_refuses_what_is_not_an_intact_graph(tmp_path: Path) -> None:
     assert f"refused: {path.name}: " in done.stdout
     assert "does not match its hash" in done.stdout
     assert "which is not what its name says" in done.stdout
-    assert "refused: model.safetensors: its name is not a graph file's" in done.stdout
-    assert "1 graphs trusted, 3 files refused" in done.stdout
+    assert "refused: model.safetensors: its name is not a compiled graph's" in done.stdout
+    assert "1 compiled graphs trusted, 3 files refused" in done.stdout
     assert path.read_bytes() == damaged
     for key in (KEY, "0" * 64):
         with pytest.raises(GraphFileError):
@@ -109,10 +109,10 @@ def test_wrong_calls_say_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for arguments, words in (
         (["trust", tmp_path / "none", "--user-directory", user], "is not a folder"),
-        (["trust", tmp_path / "empty", "--user-directory", user], "no graph file"),
+        (["trust", tmp_path / "empty", "--user-directory", user], "no compiled graph in"),
         (["trust", tmp_path, "--user-directory", tmp_path / "none"], "name it with --user-dir"),
         (["explain", tmp_path / "none", "--user-directory", user], "does not exist"),
-        (["explain", tmp_path / "empty", "--user-directory", user], "no graph file"),
+        (["explain", tmp_path / "empty", "--user-directory", user], "no compiled graph in"),
         ([], "required"),
     ):
         done = run(*arguments)
@@ -152,7 +152,7 @@ def test_explain_says_why_a_file_does_not_fit(tmp_path: Path) -> None:
     assert done.returncode == 1
     words = f"does not fit: torch: made for 2.99.0, this machine has {torch.__version__}"
     assert done.stdout.count(words) == 1
-    assert "refused: compiled file" in done.stdout
+    assert "refused: compiled graph" in done.stdout
     assert "does not match its hash" in done.stdout
 
 

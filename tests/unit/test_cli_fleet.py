@@ -108,7 +108,7 @@ def test_what_a_machine_signed_before_it_had_a_key_for_others_is_signed_anew_by_
     builder.run("key", "new", "fleet")
     assert builder.has(KEY)
     assert "0 sent, 0 were there" in builder.run("push", url)
-    assert "1 graphs trusted" in builder.run("trust", str(folder))
+    assert "1 compiled graphs trusted" in builder.run("trust", str(folder))
     assert "1 sent, 0 were there" in builder.run("push", url)
     assert "already trusted" in builder.run("trust", str(folder))
 

@@ -81,7 +81,7 @@ def test_source_runs_nothing_and_refuses_what_is_no_intact_graph(tmp_path: Path)
     path, user, _ = source_file(tmp_path, {**PARTS, "cpp": {"x": _Harmful(mark)}})
     done = run("source", path, "--user-directory", user)
     assert done.returncode == 1
-    assert "which no compiled file needs" in done.stdout
+    assert "which no compiled graph needs" in done.stdout
     assert not mark.exists()
     flip_last_bit(path)
     done = run("source", path, "--user-directory", user)
@@ -92,4 +92,4 @@ def test_source_runs_nothing_and_refuses_what_is_no_intact_graph(tmp_path: Path)
     assert (none.returncode, none.stdout.count("refused: none: ")) == (1, 1)
     folder = run("source", path.parent, "--user-directory", user)
     assert folder.returncode == 2
-    assert "name one graph file" in folder.stderr
+    assert "name one compiled graph" in folder.stderr

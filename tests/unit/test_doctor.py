@@ -123,7 +123,7 @@ def test_no_compiler_foreign_files_and_half_a_host_are_named_with_what_to_do(
         False,
         f"no C++ compiler ({compiler}) on the path; install one",
     )
-    assert "a small graph" not in found
+    assert "a small compiled graph" not in found
     ok, text = found["files of the store"]
     assert not ok
     assert text.startswith("this machine did not sign 1 of them, and never loads those; ")
@@ -195,7 +195,11 @@ def test_each_card_of_a_machine_has_its_lines(tmp_path: Path) -> None:
     def lines(*cards: tuple[str, int, int]) -> list[tuple[str, bool, str]]:
         told = facts(*cards)
         found = [*report._torch(told, None), *report._vram(tmp_path, told["gpus"])]
-        return [(each.name, each.ok, each.text) for each in found if each.name != "a small graph"]
+        return [
+            (each.name, each.ok, each.text)
+            for each in found
+            if each.name != "a small compiled graph"
+        ]
 
     (one, vram) = lines(("RTX 4090", 24, 20))
     assert one == ("GPU", True, "RTX 4090, 24.0 GiB, c")

@@ -420,7 +420,7 @@ def test_a_file_manager_shows_what_the_folder_is_and_the_hosts_page_lists_nothin
     workflow = save(user, "workflows/x.json")
     folder = run(user, "workflows/x.json")
     shown = [name for name in os.listdir(folder) if not name.startswith(".")]
-    assert shown == [NOTICE] and "compiled files, may be deleted" in NOTICE
+    assert shown == [NOTICE] and "compiled graphs, may be deleted" in NOTICE
     assert validate_graphs_name(NOTICE) == NOTICE  # fit for a folder on every system
     pattern = os.path.join(user / "workflows", "**", "*")  # as the host looks for workflows
     assert list(filter(os.path.isfile, glob.glob(pattern, recursive=True))) == [str(workflow)]

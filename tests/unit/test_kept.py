@@ -57,7 +57,7 @@ def test_a_machine_that_has_built_is_well(here: Machine) -> None:
     here.put(KEY)
     lines = here.lines()
     assert lines["store"].ok
-    assert f"{here.root}: 1 graphs, 0.0 MiB of at most 4.0 GiB; " in lines["store"].text
+    assert f"{here.root}: 1 compiled graphs, 0.0 MiB of at most 4.0 GiB; " in lines["store"].text
     assert lines["files of the store"] == (
         "files of the store",
         True,
@@ -73,7 +73,7 @@ def test_a_fresh_machine_is_well_and_stays_as_it_is(tmp_path: Path) -> None:
     user.mkdir()
     (line,) = store(tmp_path / "models" / "graphs", user)
     assert line.ok
-    assert "not there yet, the first graph makes it" in line.text
+    assert "not there yet, the first compiled graph makes it" in line.text
     assert signing_key(user).ok
     assert list(tmp_path.rglob("*")) == [user]
 
@@ -120,7 +120,7 @@ def test_a_file_that_is_no_graph_is_named(here: Machine) -> None:
     path.write_bytes(b"nothing")
     line = here.lines()["files of the store"]
     assert not line.ok
-    assert f"1 of them are no whole graph files, such as {path}; delete them" in line.text
+    assert f"1 of them are not whole, such as {path}; delete them" in line.text
 
 
 def test_a_broken_key_is_told_once(here: Machine) -> None:

@@ -92,7 +92,7 @@ def test_what_the_code_says_is_found_by_its_words(tmp_path: Path) -> None:
         "this backend does not run on …": lambda: resolve_backend("inductor", "mps"),
         "backend must be one of …, got …": lambda: resolve_backend("tensorrt", "cpu"),
         "… has a …, whose effect is not known": lambda: read_call((object(),), {}),
-        "compiled files (graphs) must be one plain folder name, got …: …": lambda: (
+        "compiled graphs (graphs) must be one plain folder name, got …: …": lambda: (
             validate_graphs_name("a/b")
         ),
         "cannot be read: …": lambda: read_graph(tmp_path / "none", Signer(tmp_path)),
@@ -114,7 +114,7 @@ PAGES.append(DOCS / "hosting.md")
 OTHERS = [DOCS / f"{n}.md" for n in ("measured", "deepcache", "step-cache", "developers")]
 OTHERS += [ROOT / "ARCHITECTURE.md", ROOT / "benchmarks" / "README.md"]
 #: Names of nodes and of things, in which a word of the inside may stand.
-NAMES = r"CUDA graphs?|[Cc]ompiled [Gg]raphs?|graph files?|graph folders?"
+NAMES = r"CUDA graphs?|[Cc]ompiled [Gg]raphs?"
 INSIDE = re.compile(r"\b(regions?|kinds?|captur\w+|epochs?|graphs?)\b", re.IGNORECASE)
 
 

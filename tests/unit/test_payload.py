@@ -54,7 +54,7 @@ class _Harmful:
 def test_nothing_of_a_payload_is_run(tmp_path: Path, protocol: int) -> None:
     mark = tmp_path / "run"
     parts = {"source": "", "triton": {}, "cpp": {"x": _Harmful(mark)}}
-    with pytest.raises(ValueError, match=r"it names \S+, which no compiled file needs"):
+    with pytest.raises(ValueError, match=r"it names \S+, which no compiled graph needs"):
         read_payload(pickle.dumps(parts, protocol=protocol))
     assert not mark.exists()
 

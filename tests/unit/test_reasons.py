@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
 import string
 
 import pytest
@@ -23,7 +24,7 @@ from warmgraph_backends.reasons import (
 from warmgraph_backends.sessions.lines import line
 from warmgraph_backends.sessions.report import strict_problem
 
-#: Words of the inside, which no user has to know: *compiled files*, *running at normal speed*.
+#: Words of the inside, which no user has to know: they read *compiled graph* and *normal speed*.
 INSIDE = {"graph", "graphs", "eager"}
 #: What people type or choose has the words that it has.
 NAMES = {"bad_name", "eager_compiles_nothing", "foreign_capture"}
@@ -121,9 +122,14 @@ def test_every_row_names_what_stands_in_it() -> None:
         assert of(key, **dict.fromkeys(fields, "x")).key == key
 
 
+def _unnamed(text: str) -> str:
+    """A text without the users' own word for a saved graph."""
+    return re.sub(r"\bcompiled graphs?\b", "", text, flags=re.IGNORECASE)
+
+
 def test_people_read_no_words_of_the_inside() -> None:
     told = {
-        key: {word.strip("().,;:'s").lower() for word in english_of(key).split()}
+        key: {word.strip("().,;:'s").lower() for word in _unnamed(english_of(key)).split()}
         for key in TABLE
         if key not in NAMES
     }

@@ -151,7 +151,7 @@ def test_what_is_larger_than_any_graph_does_not_fill_the_disk(
     monkeypatch.setattr(remotes, "MOST_BYTES", 500)
     assert second.fetch(KEYS) == 8
     assert second.remote.counts == {"missing": 8, "refused": 8}
-    assert "is larger than a compiled file can be" in second.faults[0]
+    assert "is larger than a compiled graph can be" in second.faults[0]
     assert os.listdir(second.store.spool) == []
 
 

@@ -83,7 +83,7 @@ def test_all_that_a_user_asks_is_said_once() -> None:
         "3 of 203 parts at normal speed: another node patches attn2_patch",
         "  such as a, b",
         "Compiling SDXL: 3 of 5, about 7 s left",
-        "compiled files: 2 made, 21 loaded, 4 in use before, 1 missing; 4000 calls compiled",
+        "compiled graphs: 2 made, 21 loaded, 4 in use before, 1 missing; 4000 calls compiled",
         "  missing: Upsample 64: torch: made for 2.10",
         "CUDA graphs: 2 sizes captured, 180 steps replayed, 416 MiB",
         "  steps that were not replayed: 2 (weights moved since the last step)",
@@ -163,7 +163,7 @@ def test_who_is_slower_is_told_why_where_that_is_known() -> None:
         (
             "building",
             {"done": 5},
-            "SDXL: loading compiled files",
+            "SDXL: loading compiled graphs",
         ),
         ("replayed", {}, "SDXL: nothing is compiled; whole steps are replayed from CUDA graphs"),
     ],
@@ -320,7 +320,7 @@ def test_a_deepcache_says_what_it_did_and_what_its_branches_cost() -> None:
     assert _cached(wanted_branch=11)[1] == "branch 2 of 0 to 2 (11 is beyond this model)"
     assert _cached(chunks=[])[0] == "DeepCache, last run: no calls of the UNet"
     assert _cached(ran=False)[0].endswith("is shown here once a run has ended")
-    assert _cached(problem="it steps aside")[0] == "DeepCache: it steps aside"
+    assert _cached(problem="it is off")[0] == "DeepCache: it is off"
 
 
 def test_a_deepcache_tells_conditionings_apart_that_ran_in_other_steps() -> None:

@@ -15,7 +15,7 @@ NONE, NEW, RAN, LEFT = (
     Parts(0, 0, 0, []),
     Parts(0, 8, 0, []),
     Parts(8, 0, 0, []),
-    Parts(0, 0, 0, [("a", "no compiled file")]),
+    Parts(0, 0, 0, [("a", "no compiled graph")]),
 )
 PLAIN = Speed(EAGER, "64x64", {EAGER: 61.0})
 QUICK = Speed(COMPILED, "64x64", {COMPILED: 31.0})

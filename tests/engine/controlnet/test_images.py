@@ -112,7 +112,7 @@ def test_never_runs_what_is_there_and_names_what_is_not(xl: Controlled, make_lab
     lab.settle()
     image = xl.sample(xl.apply(ours))
     assert relative(image, xl.sample(xl.apply(xl.plain))) < TOLERANCE
-    assert reasons(lab.engine.report(ours)) == {"no compiled file": 1}
+    assert reasons(lab.engine.report(ours)) == {"no compiled graph": 1}
     assert lab.engine.report(ours)["calls"]["compiled"] > 0 and lab.jobs() == 0
 
 

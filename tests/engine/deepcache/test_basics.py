@@ -194,7 +194,7 @@ def test_beside_the_hosts_own_step_cache_it_steps_aside_and_says_so(
     cache = cache_of(ours)
     assert cache.problem is not None and "EasyCache" in cache.problem
     assert cache.evaluations["shallow"] == 0
-    assert "steps aside" in deepcache_report(cache)["text"]
+    assert "not used" in deepcache_report(cache)["text"]
 
 
 def test_a_report_counts_each_conditioning_and_what_was_saved(xl: Pair) -> None:

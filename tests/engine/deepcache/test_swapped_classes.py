@@ -41,7 +41,7 @@ def test_a_swapped_unet_is_left_to_its_owner_in_words(xl: Pair, tuned: Any, bran
         for name, model in models.items():
             assert torch.equal(xl.sample(model), expected), name
             problem = cache_of(model).problem
-            assert problem is not None and "TunedUNet" in problem and "steps aside" in problem
+            assert problem is not None and "TunedUNet" in problem and "not used" in problem
         plain = xl.sample(cached(xl.model, branch=branch))
         assert not torch.equal(plain, expected)
         for model in (before, plain_while_loaded):  # of the very model, without the swap

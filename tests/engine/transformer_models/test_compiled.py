@@ -237,7 +237,7 @@ def test_calls_too_large_for_32_bits_get_second_graphs_for_later_runs(
         large = Run(run.host, lab, run.kind)
         large.sample(12, 10)
         (reason,) = {entry["reason"] for entry in lab.engine.report(large.model)["eager"]}
-        assert "more elements than a compiled file with 32-bit indices can address" in reason
+        assert "more elements than a compiled graph with 32-bit indices can address" in reason
         large.sample(12, 10)
         scope = large.model.get_attachment("warmgraph").scope
         lab.wait_until(lambda: not any(graph.is_pending for graph in scope.second_graphs))

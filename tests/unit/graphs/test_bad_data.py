@@ -60,7 +60,7 @@ def test_an_odd_neighbour_is_skipped(place: Place, where: str, odd: str, signed:
     saved.put_at((place.folder if where == "folder" else place.store.root) / name, data)
     graph = place.ask()
     assert graph.state is State.MISSING
-    assert graph.reason == "no compiled file"
+    assert graph.reason == "no compiled graph"
     good = place.file(graph)
     saved.put_at(place.store.root / file_name(graph.key), good)
     assert place.ask().state is State.READY

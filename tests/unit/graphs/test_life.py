@@ -71,7 +71,7 @@ def test_what_is_no_folder_explains_nothing_and_stops_nothing(place: Place, tmp_
     place.folder.write_text("a file in the way")
     place.graphs.request([place.wanted], [place.folder, tmp_path / "none"], build=False)
     place.graphs.settle()
-    assert (place.wanted.state, place.wanted.reason) == (State.MISSING, "no compiled file")
+    assert (place.wanted.state, place.wanted.reason) == (State.MISSING, "no compiled graph")
 
 
 def test_a_file_that_is_evicted_while_it_loads_serves_all_the_same(place: Place) -> None:
@@ -156,7 +156,7 @@ def test_a_graph_that_is_looked_for_again_keeps_its_reason_until_the_look_has_en
 ) -> None:
     """Each run looks again for what is missing: a report during one says what is known."""
     looked, go_on = threading.Event(), threading.Event()
-    assert place.ask().reason == "no compiled file" and place.wanted.is_missed
+    assert place.ask().reason == "no compiled graph" and place.wanted.is_missed
 
     def hold() -> None:
         looked.set()
@@ -166,7 +166,7 @@ def test_a_graph_that_is_looked_for_again_keeps_its_reason_until_the_look_has_en
     assert looked.wait(60)
     place.graphs.request([place.wanted], [place.folder], build=False)
     assert place.wanted.is_missed and place.wanted.is_pending
-    assert place.wanted.reason == "no compiled file"
+    assert place.wanted.reason == "no compiled graph"
     go_on.set()
     place.graphs.settle()
     assert place.wanted.is_missed and not place.wanted.is_pending
