@@ -7,21 +7,53 @@ for its words; a page shows another language by the key.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from .reason_table import TABLE as TABLE
-from .reason_table import Row as Row
+from .english import english
 
-_PLAIN = Row("{text}")
+#: The words of each reason by its key; docs/troubleshooting.md explains them. What begins with
+#: "do_" is what to do.
+ENGLISH = english("reasons")
+
+
+class Traits(NamedTuple):
+    """What the code asks of reasons.
+
+    Attributes:
+        expected: it is nothing to log loudly.
+        passes: it goes by itself, for what it waits for is on its way.
+        retry: what it stopped may be tried again in the next run.
+        fleeting: the same in the next step.
+        outcome: it says what becomes of a model, and `why`.
+    """
+
+    expected: bool = False
+    passes: bool = False
+    retry: bool = False
+    fleeting: bool = False
+    outcome: bool = False
+
+
+_NONE = Traits()
+_ON_ITS_WAY = Traits(expected=True, passes=True)
+_TRAITS = {
+    **dict.fromkeys(("at_normal_speed", "unless_captured"), Traits(outcome=True)),
+    **dict.fromkeys(("being_compiled", "being_loaded", "compiled_elsewhere"), _ON_ITS_WAY),
+    **dict.fromkeys(("learned_first", "learned_soon"), _ON_ITS_WAY),
+    **dict.fromkeys(("no_file", "no_file_fits"), Traits(expected=True)),
+    **dict.fromkeys(("no_gain", "no_room", "replays_otherwise"), Traits(retry=True)),
+    **dict.fromkeys(("no_memory", "no_memory_capturing"), Traits(retry=True)),
+    "moved": Traits(fleeting=True),
+}
 
 
 class Reason(str):
     """A reason: its English words, which may be used as any text; `of` makes one.
 
     Attributes:
-        key: of it in `TABLE`; empty where it is words alone (`plain`).
+        key: of it in `ENGLISH`; empty where it is words alone (`plain`).
         values: what stands in it by name, other reasons among them.
-        expected, passes, retry, fleeting, outcome: see `Row`.
+        expected, passes, retry, fleeting, outcome: see `Traits`.
     """
 
     key: str
@@ -35,7 +67,8 @@ class Reason(str):
     def __new__(cls, words: str, key: str = "", values: Mapping[str, str] | None = None) -> Reason:
         made = super().__new__(cls, words)
         made.key, made.values = key, values or {}
-        _, made.expected, made.passes, made.retry, made.fleeting, made.outcome = _row(key)
+        traits = _TRAITS.get(key, _NONE)
+        made.expected, made.passes, made.retry, made.fleeting, made.outcome = traits
         return made
 
     @classmethod
@@ -57,16 +90,6 @@ class Reason(str):
         return {"key": self.key, "values": values, "text": str.__str__(self)}
 
 
-def _row(key: str) -> Row:
-    row = TABLE[key] if key else _PLAIN
-    return Row(row) if isinstance(row, str) else row
-
-
-def english_of(key: str) -> str:
-    """Return the English of a key, with {names} in it."""
-    return _row(key).english
-
-
 #: Where there is nothing to do, or nothing to say.
 NOTHING = Reason("")
 
@@ -74,7 +97,7 @@ NOTHING = Reason("")
 def of(key: str, /, **values: object) -> Reason:
     """Make the reason of this key with these values; several reasons for one name are joined."""
     texts = {name: _text(value) for name, value in values.items()}
-    return Reason(english_of(key).format(**texts), key, texts)
+    return Reason(ENGLISH[key].format(**texts), key, texts)
 
 
 def joined(reasons: Iterable[str]) -> Reason:

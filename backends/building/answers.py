@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, NamedTuple, NoReturn
 
 from ..errors import BuildError, ManifestError
-from ..reasons import TABLE, Reason, of
+from ..reasons import ENGLISH, Reason, of
 from ..storing.manifest import check_plain, read_payload_bytes, read_seconds
 from .messages import ProtocolError
 
@@ -151,7 +151,7 @@ def _said(reason: object, nested: int = _MOST_NESTED) -> Reason | None:
     if isinstance(reason, str):
         return Reason(_line(reason))
     match reason:
-        case {"key": str(key), "values": dict(values)} if key in TABLE and nested:
+        case {"key": str(key), "values": dict(values)} if key in ENGLISH and nested:
             read = {str(name): _said(value, nested - 1) for name, value in values.items()}
             with contextlib.suppress(KeyError):  # another version's, with other values
                 if None not in read.values():

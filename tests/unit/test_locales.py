@@ -1,7 +1,7 @@
 """Other languages than English: each has every word, and none that English lacks.
 
-English lives where it is made: schemas, the table of settings, the table of sentences, and for the
-page's scripts `locales/en/main.json`. Where a language lacks a key the host shows those.
+English lives where it is made: schemas, the table of settings, and `locales/en/main.json`. Where a
+language lacks a key the host shows those.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends.reasons import TABLE, english_of
+from warmgraph_backends.reasons import ENGLISH as REASONS
 from warmgraph_backends.sessions.lines import ENGLISH
 from warmgraph_backends.sessions.settings import SETTINGS
 
@@ -74,7 +74,7 @@ def test_english_is_written_nowhere_twice() -> None:
     assert [file.name for file in (LOCALES / "en").iterdir()] == ["main.json"]
     english = _read("en", "main.json")
     assert list(english) == ["settingsCategories", "warmgraph"]
-    assert list(english["warmgraph"]) == ["page"]
+    assert list(english["warmgraph"]) == ["page", "lines", "reasons"]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -173,8 +173,7 @@ def test_every_sentence_of_the_server_has_one_with_the_same_values(language: str
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_reason_has_one_with_the_same_values(language: str) -> None:
-    english = {key: english_of(key) for key in TABLE}
-    assert _fields(_read(language, "main.json")["warmgraph"]["reasons"]) == _fields(english)
+    assert _fields(_read(language, "main.json")["warmgraph"]["reasons"]) == _fields(REASONS)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -223,12 +222,8 @@ def test_what_the_host_shows_itself_holds_nothing_that_it_would_read_as_syntax(
 
 
 def test_every_reason_is_given_somewhere() -> None:
-    code = "".join(
-        file.read_text(encoding="utf-8")
-        for file in (ROOT / "backends").rglob("*.py")
-        if file.name != "reason_table.py"
-    )
-    assert [key for key in TABLE if f'"{key}"' not in code and key != "both"] == []
+    code = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "backends").rglob("*.py"))
+    assert [key for key in REASONS if f'"{key}"' not in code and key != "both"] == []
 
 
 def test_every_sentence_of_the_server_is_said_somewhere() -> None:

@@ -82,8 +82,9 @@ def test_they_are_made_where_the_path_of_the_pack_is_not_utf_8_for_python(
     host: Host, tmp_path: Path
 ) -> None:
     """As any letter beyond ASCII in it is without a locale and UTF-8 mode."""
-    pack = tmp_path / "gr\u00fcn"
+    pack = tmp_path / "gr\u00fcn" / "backends"
     shutil.copytree(BACKENDS, pack, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(BACKENDS.parent / "locales", pack.parent / "locales")
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     run = subprocess.run(
         [sys.executable, "-c", _IMPORT, BACKENDS.parent / "tools", os.fsencode(pack), host.tree],

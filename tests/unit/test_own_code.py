@@ -47,7 +47,7 @@ ELSEWHERE = {
     "device/gpu.py": "which GPU it is, and with which CUDA, is in the target",
     "errors.py": "words",
     "reasons.py": "words",
-    "reason_table.py": "words",
+    "english.py": "words",
     "host_api/execution.py": "how errors pass and prompts end; a graph computes nothing of it",
     "host_api/formats.py": "what of a format a graph hangs on is in its description",
     "host_api/dynamic_vram.py": "where weights lie in a server",

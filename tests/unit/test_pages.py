@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from warmgraph_backends import reasons
 from warmgraph_backends.compilers import preflight
 from warmgraph_backends.compilers.registry import resolve_backend
 from warmgraph_backends.contract import Requirement
 from warmgraph_backends.cuda_graphs.signatures import FixedCallError, read_call
 from warmgraph_backends.errors import WarmgraphError
 from warmgraph_backends.families.catalogue import plan_model
-from warmgraph_backends.reasons import TABLE, english_of
 from warmgraph_backends.sessions.lines import ENGLISH
 from warmgraph_backends.sessions.settings import SETTINGS
 from warmgraph_backends.storing.folders import validate_graphs_name
@@ -58,7 +58,9 @@ AROUND |= {"it_does"}
 TOLD = ("mend_", "left_alone_")
 #: Every text that the page explains, with holes, and its key. What is to be done stands beside.
 REASONS = {
-    holed(english_of(key)): key for key in TABLE if key not in AROUND and not key.startswith("do_")
+    holed(text): key
+    for key, text in reasons.ENGLISH.items()
+    if key not in AROUND and not key.startswith("do_")
 } | {holed(text): key for key, text in ENGLISH.items() if key.startswith(TOLD)}
 
 

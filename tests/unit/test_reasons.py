@@ -13,10 +13,9 @@ import pytest
 from warmgraph_backends.building.answers import Failure, read_answer
 from warmgraph_backends.errors import BuildError, RequirementError
 from warmgraph_backends.reasons import (
+    ENGLISH,
     NOTHING,
-    TABLE,
     Reason,
-    english_of,
     joined,
     of,
     with_remedy,
@@ -116,8 +115,8 @@ def test_what_a_worker_of_another_version_says_is_read_as_words(said: object) ->
 
 
 def test_every_row_names_what_stands_in_it() -> None:
-    for key in TABLE:
-        fields = [field for _, field, _, _ in string.Formatter().parse(english_of(key)) if field]
+    for key in ENGLISH:
+        fields = [field for _, field, _, _ in string.Formatter().parse(ENGLISH[key]) if field]
         assert all(field.isidentifier() for field in fields), key
         assert of(key, **dict.fromkeys(fields, "x")).key == key
 
@@ -129,8 +128,8 @@ def _unnamed(text: str) -> str:
 
 def test_people_read_no_words_of_the_inside() -> None:
     told = {
-        key: {word.strip("().,;:'s").lower() for word in _unnamed(english_of(key)).split()}
-        for key in TABLE
+        key: {word.strip("().,;:'s").lower() for word in _unnamed(ENGLISH[key]).split()}
+        for key in ENGLISH
         if key not in NAMES
     }
     assert {key: words & INSIDE for key, words in told.items() if words & INSIDE} == {}

@@ -251,6 +251,7 @@ def test_a_worker_of_another_version_refuses_in_words_and_others_build(
 ) -> None:
     other = tmp_path / "other" / "backends"
     shutil.copytree(BACKENDS, other, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(BACKENDS.parent / "locales", other.parent / "locales")
     with (other / "worker" / "export.py").open("a") as file:
         file.write("\n_ANOTHER = 1\n")
     add(farm, "other", backends=other)
