@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,14 +18,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
-from tools import setup
+from tools import durations, kept_graphs, setup
 from tools.setup import Setup, SetupError, say
 
 ROOT = Path(__file__).resolve().parent
 
 # Most of a test's time is one thread's, and two fifths of it pass in waiting for servers, pages and
 # builds: three processes keep two cores busy. A file is one process's, for what its tests share;
-# files come in the order of tests/conftest.py. With a GPU it is one process after the other: they
+# those that take longest come first. With a GPU it is one process after the other: they
 # would take the card's memory, and its time, from each other.
 PARALLEL = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 
@@ -32,6 +33,9 @@ PARALLEL = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 # time: clearing those pages takes longer than what is computed on them.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 
+
+# Compiled graphs are found again by what is in them, in another clone as well.
+KEPT = kept_graphs.folder()
 
 # What looks at the code runs beside the tests; its words come after theirs.
 CHECKS = {
@@ -46,7 +50,8 @@ def start(
 ) -> subprocess.Popen[str]:
     """Start a Python command in the virtual environment."""
     kept = setup.keeping_bytecode(ROOT / ".venv-bytecode")
-    environment = {**KEEP_MEMORY, **os.environ, **kept, "WARMGRAPH_HOST": str(ready.tree)}
+    named = {"WARMGRAPH_HOST": str(ready.tree), kept_graphs.VARIABLE: str(KEPT)}
+    environment = {**KEEP_MEMORY, **os.environ, **kept, **named}
     command = [str(ready.python), *map(str, arguments)]
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=output, stderr=output, text=True
@@ -68,6 +73,9 @@ def demo(options: argparse.Namespace) -> int:
 def test(options: argparse.Namespace) -> int:
     """Run every check; all of them run even when one fails."""
     ready = setup.prepare(options.host, options.torch)
+    if options.from_nothing:
+        shutil.rmtree(KEPT, ignore_errors=True)
+    kept_graphs.prune(KEPT)
     tests = ["-m", "pytest", "tests", *([] if ready.has_gpu else PARALLEL)]
     if options.host == setup.DEFAULT_HOST and options.torch == setup.DEFAULT_TORCH:
         checks = CHECKS
@@ -83,8 +91,12 @@ def test(options: argparse.Namespace) -> int:
             output = stack.enter_context(tempfile.TemporaryFile("w+"))
             beside.append((name, arguments, start(ready, arguments, output), output))
         say(f"pytest: python {' '.join(tests)}")
-        if run(ready, tests):
+        report = Path(stack.enter_context(tempfile.TemporaryDirectory()), "report.xml")
+        recording = ["--junitxml", report] if options.record else []
+        if run(ready, [*tests, *recording]):
             failed.append("pytest")
+        if options.record:
+            durations.record(report)
         for name, arguments, process, output in beside:
             say(f"{name}: python {' '.join(arguments)}")
             if process.wait():
@@ -125,6 +137,12 @@ def main() -> int:
         help="the quick half with another torch, in a virtual environment of its own",
     )
     command.add_argument("--all", action="store_true", help="those that build for minutes, too")
+    command.add_argument(
+        "--from-nothing", action="store_true", help=f"keep no graphs of earlier runs ({KEPT})"
+    )
+    command.add_argument(
+        "--record", action="store_true", help="write tests/durations.json, which decides the order"
+    )
     command.add_argument("-k", metavar="EXPRESSION", help="only tests that match, as for pytest")
     command.set_defaults(call=test)
     command = commands.add_parser("bench", help="the benchmarks (GPU)")

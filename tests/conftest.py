@@ -43,24 +43,6 @@ QUICK: dict[str, tuple[str, ...]] = {
     "host/test_workflows.py": ("imports", "text_to_image"),
 }
 
-#: The order of tests. The first file has the shared graphs built, while another process of the run
-#: is at DeepCache's, which need none; then come the files that take longest.
-#: What lies beside one of them in its folder comes later, and finds the graphs that it has built.
-ROOMS = (
-    "engine/test_background.py",
-    "engine/deepcache",
-    "engine/test_vae.py",
-    "host",
-    "browser",
-    "engine/transformer_models/test_compiled.py",
-    "engine/controlnet/test_images.py",
-    "engine/test_audio_video.py",
-    "engine",
-    "compile",
-    "unit",
-    "gpu",
-)
-
 #: Of random numbers; none that tests give to generators of their own, which would draw the same.
 SEED = 20817
 
@@ -79,20 +61,18 @@ sys.path.pop(0)
 for _name in ("backends", "console", "tools"):
     load(f"warmgraph_{_name}", ROOT / _name)
 
-from warmgraph_tools import checkpoints, compiler_facts, inprocess  # noqa: E402
+from warmgraph_tools import checkpoints, compiler_facts, durations, inprocess  # noqa: E402
 from warmgraph_tools.host import Server  # noqa: E402
 from warmgraph_tools.inprocess import Host  # noqa: E402
 from warmgraph_tools.install import prepare_base  # noqa: E402
+from warmgraph_tools.kept_graphs import STORE, keeping, pass_on  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the quick half, and put the tests in order."""
+    """Mark the quick half, and put the files that take longest first."""
 
-    def room(item: pytest.Item) -> int:
-        path = item.path.relative_to(ROOT / "tests").as_posix()
-        return next((n for n, name in enumerate(ROOMS) if path.startswith(name)), len(ROOMS))
-
-    items.sort(key=room)
+    seconds = durations.recorded()
+    items.sort(key=lambda item: -seconds.get(item.path.relative_to(ROOT / "tests").as_posix(), 0))
     for item in items:
         path = item.path.relative_to(ROOT / "tests")
         for part in (path, *path.parents):
@@ -234,35 +214,6 @@ def _shared_compiler_facts(run_folder: Path) -> Iterator[None]:
         yield
 
 
-#: In a base folder: its store, and what only its owner may read.
-STORE = Path("models", "compiled_graphs")
-KEY = Path("user", "__warmgraph", "signing.key")
-
-
-def pass_on(source: Path, target: Path, keys: Sequence[str] | None = None) -> None:
-    """Copy what a base folder's store has, and the key that signed it, to another; nothing where
-    there is none, or that one signs with a key of its own.
-
-    Args:
-        keys: of the graphs; None for all.
-    """
-    if not (source / KEY).is_file():
-        return
-    for folder in (target / STORE, (target / KEY).parent):
-        folder.mkdir(parents=True, exist_ok=True)
-    if not (target / KEY).is_file():
-        shutil.copy2(source / KEY, target / KEY)
-    if (source / KEY).read_bytes() != (target / KEY).read_bytes():
-        return
-    names = ["*"] if keys is None else keys
-    files = [file for name in names for file in (source / STORE).glob(f"{name}.safetensors")]
-    for file in files:
-        found = target / STORE / file.name
-        if not found.exists():
-            shutil.copy2(file, found.with_suffix(".copy"))
-            found.with_suffix(".copy").replace(found)
-
-
 class PassTransformers(Protocol):
     """Give a server's base folder the graphs of small transformers that this run has built; or back
     to others what it has built of them.
@@ -272,13 +223,13 @@ class PassTransformers(Protocol):
 
 
 @pytest.fixture(scope="session")
-def transformers_store(run_folder: Path) -> tuple[Path, FileLock]:
+def transformers_store(run_folder: Path) -> Iterator[tuple[Path, FileLock]]:
     """Where all processes of a run keep graphs of small transformers, and what to hold when one
-    makes or fills it. The folder that WARMGRAPH_TEST_LAB names keeps them for later runs.
+    makes or fills it.
     """
-    named = os.environ.get("WARMGRAPH_TEST_LAB")
-    folder = Path(named) if named else run_folder
-    return folder / "transformers", FileLock(run_folder / "transformers.lock")
+    root = run_folder / "transformers"
+    with keeping(root):
+        yield root, FileLock(run_folder / "transformers.lock")
 
 
 @pytest.fixture(scope="session")

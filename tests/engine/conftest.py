@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from filelock import FileLock
 
 from warmgraph_backends.debugging import OFF, Debugging
 from warmgraph_tools.inprocess import Host
+from warmgraph_tools.kept_graphs import keeping
 
 from .lab import TOLERANCE, Lab, relative
 from .learned_steps import Steps
@@ -49,14 +49,15 @@ def lab(host: Host, run_folder: Path, built_once: Any) -> Iterator[Lab]:
     well.
 
     Its first prompt ever built what a narrow SDXL needs: in the background, with a 64x64 latent,
-    batch 1 and cfg 1. WARMGRAPH_TEST_LAB names a folder that keeps the graphs for later runs.
+    batch 1 and cfg 1.
     """
-    with built_once.lock:
-        lab = Lab(Path(os.environ.get("WARMGRAPH_TEST_LAB") or run_folder / "lab"))
-        lab.first_keys = _first_prompt(lab, host)
-        built_once.note(lab.root, lab.first_keys)
-    yield lab
-    lab.engine.close()
+    with keeping(run_folder / "lab"):
+        with built_once.lock:
+            lab = Lab(run_folder / "lab")
+            lab.first_keys = _first_prompt(lab, host)
+            built_once.note(lab.root, lab.first_keys)
+        yield lab
+        lab.engine.close()
 
 
 @pytest.fixture(scope="module")

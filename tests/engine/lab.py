@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -25,6 +24,7 @@ from warmgraph_backends.storing.signing import Signer
 from warmgraph_backends.target import keys
 from warmgraph_tools import compiler_facts
 from warmgraph_tools.inprocess import Host
+from warmgraph_tools.kept_graphs import keeping
 
 TOLERANCE = 1e-4
 """Relative L2 per UNet call in fp32: the bound; other orders of sums stay below 1e-5."""
@@ -178,13 +178,13 @@ class Lab:
 
 
 def lab_of_its_own(name: str, folders: pytest.TempPathFactory) -> Iterator[Lab]:
-    """An engine for one module's tests; WARMGRAPH_TEST_LAB keeps its graphs under this name."""
-    named = os.environ.get("WARMGRAPH_TEST_LAB")
-    root = Path(named) / name if named else folders.mktemp(name)
+    """An engine for one module's tests, with the graphs that earlier runs kept."""
+    root = folders.mktemp(name, numbered=False)
     (root / "user").mkdir(parents=True, exist_ok=True)
-    lab = Lab(root)
-    yield lab
-    lab.engine.close()
+    with keeping(root):
+        lab = Lab(root)
+        yield lab
+        lab.engine.close()
 
 
 def call_instead(graph: Any, call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

@@ -4,13 +4,13 @@ part is compiled or named.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from warmgraph_tools.inprocess import Host
+from warmgraph_tools.kept_graphs import keeping
 
 from . import newer_tree
 from .lab import TOLERANCE
@@ -42,9 +42,8 @@ def tree(host_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def seen_of(tree: Path, host: Host, folder: Path, *names: str) -> dict[str, Any]:
     """What a process of that host saw of these models."""
-    lab = os.environ.get("WARMGRAPH_TEST_LAB")
-    root = Path(lab) / "newer" if lab else folder / "lab"
-    return seen_by("newer_child.py", tree, host.base, root, *names, timeout=3000)
+    with keeping(folder / "newer"):
+        return seen_by("newer_child.py", tree, host.base, folder / "newer", *names, timeout=3000)
 
 
 @pytest.fixture(scope="module")
