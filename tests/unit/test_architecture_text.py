@@ -142,8 +142,7 @@ def test_the_list_of_rooms_names_every_module() -> None:
     unnamed = [
         f"{path.parent.name}/{path.stem}"
         for path in sorted(modules)
-        if path.parent.name not in ALIKE
-        and f"`{path.stem}`" not in texts[path.parent.name]
+        if path.parent.name not in ALIKE and f"`{path.stem}`" not in texts[path.parent.name]
     ]
     assert unnamed == []
 
