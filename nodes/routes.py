@@ -89,7 +89,7 @@ def register(
         try:
             return settings().update(changes)
         except OSError as error:
-            logger.warning("Settings are in force but cannot be kept: %s", error)
+            logger.warning("Settings are in force but cannot be saved: %s", error)
             raise _StatusError(500, "refused_unkept", error=error.strerror) from error
 
     def direct_builds(wish: Any) -> Any:

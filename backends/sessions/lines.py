@@ -25,7 +25,7 @@ ENGLISH = {
     "slower_why": "likely because steps are not replayed: {reason}",
     # How far a model is.
     "ready": "Ready. The next image is faster.",
-    "unused": "Nothing in the last prompt used what this node gives. If an image was made, put it "
+    "unused": "Nothing in the last prompt used this node's output. If an image was made, put it "
     "right before the node that makes it: after merges.",
     "parts": "{model}: {compiled} of {total} parts compiled",
     "parts_by": "{model}: {compiled} of {total} parts compiled ({backend})",
@@ -51,14 +51,13 @@ ENGLISH = {
     "other reasons: {more}",
     # Whatever else there is to say.
     "note": "{note}",
-    "added": "{count} layers that others added run as they are: {whose}",
-    "added_one": "a layer that others added runs as it is: {whose}",
-    "left_norms": "{count} norms stay as they are ({why}); what lies around them is compiled",
-    "left_products": "{count} linear layers stay as they are ({why}); what lies around them is "
+    "added": "{count} layers that other packs added run as they are: {whose}",
+    "added_one": "a layer that another pack added runs as it is: {whose}",
+    "left_norms": "{count} norms stay as they are ({why}); all around them is compiled",
+    "left_products": "{count} linear layers stay as they are ({why}); all around them is compiled",
+    "left_convolutions": "{count} convolutions stay as they are ({why}); all around them is "
     "compiled",
-    "left_convolutions": "{count} convolutions stay as they are ({why}); what lies around them is "
-    "compiled",
-    "left_parts": "{count} attentions and feed-forwards stay as they are ({why}); what lies around "
+    "left_parts": "{count} attentions and feed-forwards stay as they are ({why}); all around "
     "them is compiled",
     "left_unpacked": "{count} linear layers unpack their weights at each call ({why})",
     "layers_norms": "  {kind}: {count} norms ({why})",
@@ -150,7 +149,7 @@ ENGLISH = {
     "refused_number": "{name} must be a number from {minimum} to {maximum}, got {got}",
     "refused_toggle": "{name} must be true or false, got {got}",
     "refused_settings": "settings must be a JSON object, got {got}",
-    "refused_unkept": "settings are in force but cannot be kept: {error}",
+    "refused_unkept": "settings are in force but cannot be saved: {error}",
     "refused_type": "content type must be application/json, got {got}",
     "refused_size": "body must be JSON of at most {limit} KiB, got a larger one",
     "refused_json": "body must be JSON: {error}",
