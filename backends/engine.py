@@ -297,7 +297,7 @@ class Engine:
     def report(self, model: Any) -> dict[str, Any]:
         """Return the report of a MODEL, VAE or CONTROL_NET as JSON-plain data.
 
-        Says so if it is not one of ours.
+        Says so if it did not come from us.
         """
         carried, caches = self._objects.carried(model), self.caches.of(model)
         if isinstance(carried, Session):

@@ -11,7 +11,7 @@ class Row(NamedTuple):
     Attributes:
         english: its words, with {names} for what stands in them.
         expected: it is nothing to log loudly.
-        passes: it goes by itself, for what it waits for is on its way.
+        passes: it ends by itself, because what it waits for is coming.
         retry: what it stopped may be tried again in the next run.
         fleeting: the same in the next step.
         outcome: it says what becomes of a model, and `why`.
@@ -149,7 +149,7 @@ TABLE: dict[str, str | Row] = {
     "tensor_not_plain": "{where}.{name} is a {sort}, not a plain tensor",
     "has_buffers": "{where} has buffers, which no region takes yet",
     "not_importable": "{name} cannot be imported: {error}",
-    # How a model nobody described calls its blocks.
+    # How a model that no family describes calls its blocks.
     "learned_takes": "it is called with a {sort}",
     "learned_returns": "it gives a {sort}",
     "learned_raises": "a call of it raised {sort}, and its model went on",

@@ -214,7 +214,7 @@ def _choice(wish: Any, name: str, choices: tuple[str, ...] | list[str]) -> str:
     """Return one of the words that a field of a request may be.
 
     Raises:
-        RefusedError: it is none of them.
+        RefusedError: it is not one of them.
     """
     value = wish.get(name) if isinstance(wish, dict) else None
     if value not in choices:

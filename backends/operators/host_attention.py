@@ -46,7 +46,7 @@ class Choice(Protocol):
 
 
 class _Thread(threading.local):
-    """What the operator goes by in one thread."""
+    """The operator's state in one thread."""
 
     def __init__(self) -> None:
         #: `transformer_options` of the block that is computed; None where there is none.
@@ -234,7 +234,7 @@ def options_of_step() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def asking(function: Any) -> Iterator[None]:
-    """Until this ends, have another node's attention of this step asked by a function of ours.
+    """Until this ends, have our own function call this step's attention of another node.
 
     Args:
         function: None leaves it as it is.

@@ -1,7 +1,7 @@
-"""Operators of ours that graphs call by name, registered once in a process.
+"""Our operators, which graphs call by name, registered once in a process.
 
 A process may hold two copies of this pack (one installed twice, say), and torch knows one operator
-of a name: the second copy takes the first one's, with the state that it goes by.
+of a name: the second copy takes the first one's, with its state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..torch_api import turns
 
 State = TypeVar("State")
 
-#: What names of operators of ours begin with.
+#: The prefix of our operators' names.
 NAMESPACE = "warmgraph"
 #: Where an operator keeps what belongs to it.
 _STATE, _LIBRARY = "warmgraph_state", "warmgraph_library"
@@ -81,7 +81,7 @@ def register(
 
     Args:
         schema: "name(Tensor input, ...) -> Tensor".
-        state: what `run` goes by.
+        state: what `run` reads.
         why_apart: of one that may run others' code, whose calls keep their order in a graph
             (`torch_api.turns`): says why a call with these arguments cannot be recorded; None: it
             can. None where `run` is our own code alone: any call may be recorded, in any order.

@@ -32,7 +32,7 @@ class Made(NamedTuple):
     Attributes:
         result: what it gave.
         how: by graphs of regions (`COMPILED`), by replaying the host's own forward (`EXACT`), or by
-            nothing of ours (`EAGER`); None where its time says nothing.
+            none of our code (`EAGER`); None where its time is not meaningful.
     """
 
     result: Any
@@ -75,7 +75,7 @@ class Making:
         Args:
             placing: puts forwards in place.
             forwards: what serves its calls.
-            faults: what of ours failed.
+            faults: what failed in our code.
             account: what its regions note.
         """
         self._placing = placing

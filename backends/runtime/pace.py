@@ -24,7 +24,7 @@ from .gains import KEPT_SIZES, SLOWER, Gain, Gains, Size
 EAGER, EXACT, COMPILED = "eager", "exact", "compiled"
 #: Calls of one size and form whose times are kept, and sizes.
 KEPT_CALLS = 20
-#: Fewer calls say nothing: the first holds what is done once.
+#: Fewer calls are not meaningful: the first includes what is done once.
 FEWEST_CALLS = 3
 #: Runs in a row that were slower than without us until that is said.
 SLOW_RUNS = 3

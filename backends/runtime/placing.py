@@ -25,7 +25,7 @@ class Placing:
 
     @property
     def has_placed(self) -> bool:
-        """Whether forwards of ours are in place now."""
+        """Whether our forwards are in place now."""
         return bool(self._before)
 
     def run(

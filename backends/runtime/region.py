@@ -44,7 +44,7 @@ class Region:
     A call that its graph does not take goes to the first of the place's other regions whose graph
     does; where there is none, what it needed is noted. Why a call was declined is in `declined`; a
     graph that fails or differs from eager is dropped for good and its reason kept on the graph.
-    Whatever else of ours fails leaves this kind to the host from then on (`faults`).
+    Any other failure of our code leaves this kind to the host from then on (`faults`).
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Region:
             graph: a ready graph of it.
             source: the model's weights.
             comparisons: the memory of comparisons.
-            faults: what of ours failed in this session.
+            faults: what failed in our code in this session.
             verification: what is kept where every call is compared.
             choices: what chooses the kernels of its operators.
             account: what all regions of the model note of their calls.
@@ -223,7 +223,7 @@ class Region:
             if sample is not None and (theirs or guests is not None):
                 record = Record(() if guests is None else guests.words, theirs)
             self._trust.record = record
-            del ready  # the graph lets go of an input as soon as it can
+            del ready  # the graph frees an input as soon as it can
             with self._layers(weights, record):
                 with host_attention.asking(None if record is None else record.attending):
                     results = self._run(run)

@@ -133,7 +133,7 @@ class Scope:
 
     @property
     def device(self) -> torch.device | None:
-        """Where it was described for; None before, and once it was let go."""
+        """The placement it was described for; None before, and once it was released."""
         return None if self._bound is None else self._bound.device
 
     @property

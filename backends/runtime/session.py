@@ -1,4 +1,4 @@
-"""What one node of ours attached to one of the host's objects: options, scope, and what to tell."""
+"""What one of our nodes attached to a host object: options, scope, and what to report."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ class Session:
         Args:
             host: the call as the host would make it, with these arguments.
             scope: of the copy that is called; None is the root module itself.
-            not_ours: why this call is none of this session's, if so.
+            not_ours: why this call does not belong to this session, if so.
             no_capture: another node's part within the call, if there is one: it is not captured.
         """
         scope = scope or self.scope

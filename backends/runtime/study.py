@@ -48,7 +48,7 @@ def structure_of_call(
     args: Sequence[Any], kwargs: Mapping[str, Any], unread: frozenset[str]
 ) -> Hashable:
     """Return what is equal for calls that differ in sizes and numbers alone. A side of one element
-    and a small whole number are told from others: code often goes by them.
+    and a small whole number are told from others: code often branches on them.
 
     Args:
         unread: options that the model's forward does not read.
@@ -208,7 +208,7 @@ class Study:
             others: why the call cannot be known by what it shows.
             dtype: that the model computes in.
             faults: of the model.
-            account: what its regions note, and go by.
+            account: what its regions count and read.
         """
         self._look_back(account.declined)
         structure = structure_of_call(args, kwargs, self._unread | NODES)

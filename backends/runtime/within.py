@@ -30,7 +30,7 @@ class Within:
 
         Args:
             placing: has our forwards in place.
-            faults: what of ours failed.
+            faults: what failed in our code.
             renewed: a method of who owns this, which looks at the model while none is there, and
                 gives those that serve it now; None where nothing changed.
         """
@@ -50,7 +50,7 @@ class Within:
         return self._looking_first(installed) if is_led else installed
 
     def forget(self) -> None:
-        """The model was looked at anew: as it is now, without forwards of ours, it is known."""
+        """The model was inspected again: as it is now, without our forwards, it is known."""
         self._seen = {}
 
     def look(self) -> None:
@@ -88,7 +88,7 @@ class Within:
 
 
 class _Parts:
-    """What is within a module, but for modules that have forwards of ours themselves."""
+    """What is within a module, except modules that have our forwards themselves."""
 
     def __init__(self, module: torch.nn.Module, placed: set[torch.nn.Module]) -> None:
         parts = [part for part in module.modules() if part not in placed]
