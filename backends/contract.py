@@ -193,7 +193,7 @@ class Program:
 
     Attributes:
         description: the kind it was made from.
-        graph_module: `(*weights, *inputs) -> results`, a tuple, of PyTorch's operators and of ours
+        graph_module: `(*weights, *inputs) -> results`, a tuple, of PyTorch's operators and ours
             (`warmgraph::`), which call what stays the host's when a graph runs; placeholders carry
             fakes on the run device in `meta["val"]`, symbolic sizes in their shapes. The
             compiler's to change.
@@ -370,5 +370,5 @@ class Compiler(Protocol):
         """Say what is in a payload, for people, running nothing of it. Anywhere.
 
         Raises:
-            ValueError: it is none of this compiler's.
+            ValueError: it was not made by this compiler.
         """

@@ -75,9 +75,9 @@ class Hooks:
 
     Attributes:
         current_workflow: the saved workflow of the prompt that runs now, if any.
-        on_change: called from any thread when a report changed.
+        on_change: called, from any thread, when a report has changed.
         check_cancelled: raises the host's interrupt when the user pressed Cancel.
-        attached_by: whose a session is.
+        attached_by: which node a session belongs to.
     """
 
     current_workflow: Callable[[], WorkflowRef | None]
@@ -190,7 +190,7 @@ class Engine:
         changed.
 
         Args:
-            when_missing: what to do about graphs that are not there yet; only "wait" blocks.
+            when_missing: what to do about missing graphs; only "wait" blocks.
             graphs: a graph folder's name; empty is beside the prompt's saved workflow.
             backend: "auto" or a backend's name.
             form: "exact" compiles nothing and replays the host's own forward, bit for bit.
@@ -235,7 +235,7 @@ class Engine:
         """Return a copy of a CONTROL_NET that runs through compiled graphs; `control` is not
         changed.
 
-        One that cannot be compiled comes back itself; `report` says why.
+        One that cannot be compiled is returned itself; `report` says why.
 
         Args:
             See `compile_model`.
@@ -297,7 +297,7 @@ class Engine:
     def report(self, model: Any) -> dict[str, Any]:
         """Return the report of a MODEL, VAE or CONTROL_NET as JSON-plain data.
 
-        Says so if it is not one of ours.
+        Says so if it did not come from us.
         """
         carried, caches = self._objects.carried(model), self.caches.of(model)
         if isinstance(carried, Session):
@@ -359,7 +359,7 @@ class Engine:
         return attached.value
 
     def _attach(self, attached: Attached, options: Options, backend: str) -> Session | None:
-        """Put a session on a copy of one of the host's objects, or why there is none."""
+        """Put a session on a copy of a host object, or the reason why there is none."""
         try:
             identifier = f"{attached.sort}-{next(self._numbers)}"
             session = self._starter.start(attached, options, backend, identifier=identifier)
@@ -404,7 +404,7 @@ class Engine:
             self.look(session, placement)
 
     def end(self, session: Session, *, sampled: bool = False, told: bool = True) -> None:
-        """A run ended: tell what ran; nothing of it fails a prompt."""
+        """A run ended: report what ran. Never fails a prompt."""
         if told:
             self._prompts.end(sampled=sampled)
         for scope in session.scopes:
@@ -443,11 +443,11 @@ class Engine:
         session.does_without = False
 
     def stay_busy(self) -> None:
-        """A prompt runs, and nothing will say that it ended."""
+        """A prompt runs whose end will not be reported."""
         self._prompts.stay_busy()
 
     def await_graphs(self, session: Session) -> None:
-        """Wait within a run for what is on its way, if that is what the user chose."""
+        """Wait within a run for pending graphs, if the user chose that."""
         if session.options.when_missing is WhenMissing.WAIT:
             kinds = (kind for scope in session.scopes for kind in scope.serving)
             graphs = [kind.graph for kind in kinds if kind.graph is not None]
@@ -466,7 +466,7 @@ class Engine:
         self._events.publish(Event.RUN_ENDED)
 
     def prompt_posted(self, workflow: WorkflowRef) -> None:
-        """A saved workflow was queued, by another file name than before perhaps."""
+        """A saved workflow was queued, perhaps under a new file name."""
         self._workflow_links.moved(workflow)
         self._graphs.when_loaded(self._workflow_links.file)
 

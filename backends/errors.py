@@ -45,7 +45,7 @@ def shown(value: object) -> str:
 
 
 def console_command(*words: str) -> str:
-    """Return a command of ours as it is typed at the server's console, whatever folder that is in:
+    """Return one of our commands as typed at the server's console, whatever folder that is in:
     with the Python that runs the server, and with the paths of this machine.
     """
     every = [sys.executable, str(_CLI), *words]

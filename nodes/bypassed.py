@@ -80,7 +80,7 @@ class Workflow:
         """Whether a bypassed or muted node that compiles this kind lies on the way to an input."""
         *path, name = re.split("[:/]", node)
         graph = self._graph(tuple(path))
-        while graph is None and path:  # within a node that is none of subgraphs
+        while graph is None and path:  # within a node that is not a subgraph's
             *path, name = path
             graph = self._graph(tuple(path))
         if graph is None or name not in graph.nodes:

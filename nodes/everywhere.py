@@ -76,7 +76,7 @@ class Everywhere:
         widgets = {"backend": "eager"} if plain else {}
         placed, before = place_nodes(prompt, found.places, **widgets)
         left = [left.plain() for left in found.left if left.line.key != "left_alone_ours"]
-        if not plain:  # one to compare with says nothing new
+        if not plain:  # one to compare with has no news
             self._say(left)
         return {**json_data, "prompt": placed, "extra_data": note_placed(extra_data, before)}
 

@@ -27,7 +27,7 @@ def plain_prompt(prompt: Prompt) -> tuple[Prompt, int]:
     """Return a prompt without what our nodes do, which fills no output folder with images, and how
     many of its nodes were changed or taken out; the prompt given is not changed.
 
-    What else a prompt saves (latents, videos) it saves as ever.
+    What else a prompt saves (latents, videos) it saves as always.
     """
     plain: Prompt = {}
     changed = 0

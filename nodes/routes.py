@@ -89,7 +89,7 @@ def register(
         try:
             return settings().update(changes)
         except OSError as error:
-            logger.warning("Settings are in force but cannot be kept: %s", error)
+            logger.warning("Settings are in force but cannot be saved: %s", error)
             raise _StatusError(500, "refused_unkept", error=error.strerror) from error
 
     def direct_builds(wish: Any) -> Any:
@@ -214,7 +214,7 @@ def _choice(wish: Any, name: str, choices: tuple[str, ...] | list[str]) -> str:
     """Return one of the words that a field of a request may be.
 
     Raises:
-        RefusedError: it is none of them.
+        RefusedError: it is not one of them.
     """
     value = wish.get(name) if isinstance(wish, dict) else None
     if value not in choices:

@@ -109,7 +109,7 @@ class Attached(Protocol):
     Attributes:
         sort: "model", "vae" or "controlnet", for ids.
         name: what reports call it.
-        value: the copy, of the type that came in; nothing of ours is on it yet.
+        value: the copy, of the type that came in; we have put nothing on it yet.
         patcher: the host's ModelPatcher of its weights; None where it has none.
         root: the module that is cut into regions; None where the host has loaded none.
         holder: the module on which the host notes where its weights are.

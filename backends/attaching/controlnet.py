@@ -36,7 +36,7 @@ class AttachedControlNet:
     scale: models.LatentScale | None = None
 
     def __init__(self, control: Any, notes: MutableMapping[Any, Note]) -> None:
-        """Look at `control`, less what an earlier node of ours left on it.
+        """Look at `control`, without what another of our nodes left on it.
 
         Args:
             notes: where `note` keeps its line, for nothing is written on a refused object.
@@ -80,7 +80,7 @@ def carried(control: Any) -> Session | None:
 
 
 def plain(control: Any) -> Any:
-    """Return a copy of a CONTROL_NET of ours that runs as the host's."""
+    """Return a copy of our CONTROL_NET that runs as the host's."""
     copy = controlnets.copy(control)
     for name in controlnets.METHODS:
         vars(copy).pop(name, None)

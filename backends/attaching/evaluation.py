@@ -93,7 +93,7 @@ def around_step(session: Session, executor: Any, *args: Any, **kwargs: Any) -> A
     if torch.compiler.is_compiling():  # the whole model, by somebody else
         return executor(*args, **kwargs)
     within = host.wrappers_within(executor)
-    if within and host.are_step_caches(within):  # what they do not leave out is one call of ours
+    if within and host.are_step_caches(within):  # what they do not leave out is one of our calls
         return host.call_innermost(executor, partial(around_step, session))(*args, **kwargs)
     now = _now.get() or _Evaluation(session)
     now.came = True
@@ -172,8 +172,8 @@ def _evaluate(
 
 
 def _route(now: _Evaluation, called: Any) -> tuple[bool, Reason | None]:
-    """Tell whether the call of the diffusion model has to be led here, for no wrapper of ours lies
-    around it, and why it may not come here at all.
+    """Tell whether the call of the diffusion model must be redirected here, because none of our
+    wrappers lies around it, and why it must not come here at all.
     """
     root = now.session.scope.root
     if now.why is not None or called is not root:

@@ -34,7 +34,7 @@ class AttachedModel:
     sort = "model"
 
     def __init__(self, model: Any) -> None:
-        """Clone `model` and take what an earlier node of ours left off the clone."""
+        """Clone `model` and remove what an earlier node of ours left on the clone."""
         clone = host.clone(model)
         host.unwrap(clone, "DIFFUSION_MODEL", KEY)
         host.unwrap(clone, "APPLY_MODEL", KEY)
@@ -73,7 +73,7 @@ def carried(model: Any) -> Any:
 
 
 def _begins(session: Session, runs: Runs) -> Callable[[Any], None]:
-    """The host's ON_PRE_RUN callback, called with the patcher that runs: a clone of ours, one that
+    """The host's ON_PRE_RUN callback, called with the patcher that runs: our clone, one that
     the host has made of it for another card, or with weights of its own.
     """
 

@@ -28,7 +28,7 @@ class Objects:
             off: which features are off with this host (`present.missing`).
         """
         self._off = off
-        #: Why objects of the host that carry nothing of ours run as before.
+        #: Why host objects on which we put nothing run as before.
         self._left: weakref.WeakKeyDictionary[Any, Note] = weakref.WeakKeyDictionary()
 
     def take_model(self, thing: Any) -> Attached:

@@ -41,14 +41,14 @@ class AttachedVAE:
     scale: models.LatentScale | None = None
 
     def __init__(self, vae: Any, parts: str = BOTH) -> None:
-        """Copy `vae`, without what an earlier node of ours left on it.
+        """Copy `vae`, without what another of our nodes left on it.
 
         Args:
             parts: one of `PARTS`: what is to be compiled.
 
         Raises:
             TypeError: `vae` is no VAE of the host.
-            ValueError: `parts` is none of `PARTS`.
+            ValueError: `parts` is not one of `PARTS`.
         """
         if not vaes.is_vae(vae):
             raise TypeError(f"vae must be a VAE of the host, got a {type(vae).__name__}")
@@ -147,7 +147,7 @@ class _Attachment:
         return self._calls[name][1]
 
     def _card_of(self, vae: Any) -> Card | Literal[False] | None:
-        """Whose a call is: a copy's on another card; False: the model's own; None: none of ours."""
+        """Whose call it is: a copy's on another card; False: the model's own; None: not ours."""
         session, root = self.session, vaes.first_stage_model(vae)
         if root is session.scope.root:
             return False

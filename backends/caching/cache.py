@@ -1,4 +1,4 @@
-"""A cache over the steps of a sampler run: it begins and ends with one, and steps aside where
+"""A cache over the steps of a sampler run: it begins and ends with one, and is off where
 something of its own fails.
 """
 

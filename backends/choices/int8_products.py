@@ -6,10 +6,10 @@ processor. So its choice is asked for once for each form, and called.
 
 What they multiply has to be quantised row by row at each call, after an activation if the host's
 code puts one there, and rotated where the weight's rows were (ConvRot). The library's kernels for
-that take several times what their reads and writes would on some cards. There a kernel of ours is
+that take several times what their reads and writes would on some cards. There our own kernel is
 quicker (`int8_rows`). Rows that it does not take are the library's.
 
-The product itself is the library's, too, or that of a graph of ours, where one is loaded
+The product itself is the library's, too, or that of our own graph, where one is loaded
 (`own_products`). All ways that there are get timed (`ways`).
 
 What several products multiply, as those of queries, keys and values, is quantised once for all of
@@ -38,9 +38,9 @@ from .ways import HOST, KEPT, Ways
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "products.json"
-#: Quantised by a kernel of ours.
+#: Quantised by our own kernel.
 APART = "apart"
-#: Multiplied by a graph of ours.
+#: Multiplied by our own graph.
 OURS = "ours"
 #: Of fewer rows the weight takes longer to read than the rows to quantise.
 FEWEST_ROWS = 1024
@@ -68,7 +68,7 @@ class Int8Products:
         """
         path = directory / FILE_NAME
         self.ways = Ways(path, machine, (APART, OURS), are_short=True)
-        #: The graphs of ours that there are.
+        #: Our own graphs that are loaded.
         self.own = OwnProducts()
         self._products: dict[Hashable, kitchen.Int8Product | None] = {}
         self._rows: dict[torch.device, Int8Rows] = {}

@@ -40,7 +40,7 @@ class OwnProducts:
         """Nothing is offered yet."""
         self._offered: dict[tuple[str, torch.dtype, int], Offered] = {}
         self._compared = FirstResults()
-        #: In the place of a bias. Captured calls read them at each replay, so none is let go.
+        #: In place of a bias. Captured calls read them at each replay, so none is freed.
         self._none: dict[tuple[torch.device, torch.dtype, int], torch.Tensor] = {}
 
     def offer(self, device: str, dtype: torch.dtype, graph: Offered, card: int = 0) -> None:

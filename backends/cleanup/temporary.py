@@ -87,7 +87,7 @@ def remove(folder: Path) -> None:
 
 
 def owner_of(name: str) -> owners.Owner | None:
-    """Return whose folder this is by its name; None for a name that is not of ours."""
+    """Return whose folder this is by its name; None for a name that we did not make."""
     ours = _OURS.fullmatch(name)
     return owners.parse(ours[1]) if ours else None
 

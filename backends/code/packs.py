@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..reasons import Reason, of
 
-#: The name that our own package goes by in this process.
+#: The name of our own package in this process.
 OWN = __name__.rsplit(".", 2)[0]
 #: Packages whose code is no pack's.
 _HOMES = frozenset(

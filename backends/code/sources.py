@@ -255,7 +255,7 @@ def _resolve(
 
 
 def _layer_methods(cls: type) -> list[Callable[..., Any]]:
-    """The methods of a layer of ours, which a form puts in the place of one of the host's."""
+    """The methods of our own layer, which a form puts in place of a host's."""
     own = vars(cls).values() if issubclass(cls, torch.nn.Module) else ()
     return [value for value in own if isinstance(value, types.FunctionType)]
 
@@ -292,7 +292,7 @@ def is_outside(module: str | None) -> bool:
 
 
 def _module_name(function: Callable[..., Any]) -> str:
-    """A function's module; our own package goes by one name, whatever the host mangles it to."""
+    """A function's module; our own package has one name, whatever the host mangles it to."""
     return _known_as(function.__module__ or "")
 
 

@@ -189,7 +189,7 @@ def _changes(before: Sequence[tuple[Any, dict[str, Any]]]) -> list[_Change]:
 
 
 def _counts(owner: Any, before: Any, after: Any) -> bool:
-    """Torch's own counters and caches are none of a pack's doing."""
+    """Torch's own counters and caches do not come from a pack."""
     of_torch = isinstance(owner, types.ModuleType) and owner.__name__.startswith("torch")
     return not of_torch or callable(before) or callable(after)
 

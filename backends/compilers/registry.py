@@ -26,7 +26,7 @@ def backend_named(name: str) -> Compiler:
     """Return a backend by name.
 
     Raises:
-        RequirementError: there is none of that name; the text lists the names.
+        RequirementError: none has that name; the text lists the names.
     """
     for backend in COMPILERS:
         if backend.name == name:

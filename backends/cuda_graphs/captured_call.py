@@ -38,7 +38,7 @@ _FOREIGN_CAPTURE = of("foreign_capture")
 
 
 class _Ours(threading.local):
-    """Whether this thread captures a call of ours."""
+    """Whether this thread captures one of our calls."""
 
     def __init__(self) -> None:
         self.captures = False
@@ -53,7 +53,7 @@ def is_ours() -> bool:
 
 
 def foreign_capture(device: torch.device) -> Reason | None:
-    """Say that somebody else captures what runs now: then nothing of ours may allocate, compare or
+    """Say that somebody else captures what runs now: then we must not allocate, compare or
     load, which would be a fault of that capture.
     """
     return _FOREIGN_CAPTURE if not _ours.captures and is_capturing(device) else None

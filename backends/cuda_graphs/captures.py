@@ -120,7 +120,7 @@ class Captures:
         """A call's result, or None where the weights are not in place after all.
 
         Raises:
-            CaptureError: there is no memory for it; all graphs were let go.
+            CaptureError: there is no memory for it; all graphs were dropped.
         """
         if not book.hold(addresses):
             return None

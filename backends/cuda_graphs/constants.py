@@ -43,7 +43,7 @@ class Constants(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def kept(self, source: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """The same on the device, copied from memory of ours."""
+        """The same on the device, copied from our own memory."""
         begin = -(-self._used // _ALIGNMENT) * _ALIGNMENT
         end = begin + source.numel() * source.element_size()
         if end > self._memory.numel():

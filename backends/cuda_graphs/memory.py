@@ -111,7 +111,7 @@ class CardMemory:
         return of("over_budget", needed=needed >> 20, budget=budget >> 20)
 
     def holds(self, graph: Held) -> bool:
-        """Tell whether a graph was not let go."""
+        """Tell whether a graph is still held."""
         return graph in self._owners
 
     def note_use(self, graph: Held) -> None:
@@ -227,7 +227,7 @@ class CapturedMemory:
         return self.on(device).add(graph, owner, size)
 
     def holds(self, graph: Held) -> bool:
-        """Tell whether a graph was not let go."""
+        """Tell whether a graph is still held."""
         return any(card.holds(graph) for card in list(self._cards.values()))
 
     def note_use(self, graph: Held) -> None:

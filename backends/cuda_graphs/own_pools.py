@@ -153,7 +153,7 @@ class CudaGraph:
         """Capture what this thread queues on its current stream from now on.
 
         Args:
-            pool: of `torch.cuda.graph_pool_handle`, which PyTorch's own allocator goes by.
+            pool: of `torch.cuda.graph_pool_handle`, by which PyTorch's own allocator knows it.
         """
         self._before = self._pools.enter(self._device)
         try:

@@ -201,7 +201,7 @@ class Pieces:
         inputs: Sequence[Any],
         live: Mapping[str, Any],
     ) -> tuple[torch.Tensor, ...]:
-        """The results by a piece that has copies of what was fetched, which is let go before: so
+        """The results by a piece that has copies of what was fetched, which is freed first: so
         the next weights may come while this place computes.
         """
         if fetched.release is not None:

@@ -40,7 +40,7 @@ EXACT = "exact"
 MAX_SIGNATURES = 64
 #: Signatures of which a call is kept that was made.
 MAX_SHOWN = 8
-#: Clean calls that a signature must make more after its graph was let go for lack of room.
+#: Further clean calls that a signature needs after its graph was dropped for lack of room.
 _BACK_OFF = 8
 
 

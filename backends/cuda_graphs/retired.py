@@ -1,4 +1,4 @@
-"""Graphs that are replayed no more, until PyTorch may let go of them.
+"""Graphs that are replayed no more, kept until PyTorch may free them.
 
 From 2.12 on PyTorch frees what cuBLAS keeps for a stream with any graph that was captured on it,
 while other graphs of that stream still write there. All that is captured on a card shares a stream.

@@ -82,7 +82,7 @@ class Run(caching.Run[torch.Tensor]):
         return sampling.hooks(self._patcher)
 
     def is_full(self, x: torch.Tensor, sigmas: torch.Tensor | None) -> bool:
-        """Whether this step computes the whole UNet; where it does, what was kept is let go.
+        """Whether this step computes the whole UNet; if so, what was kept is freed.
 
         Args:
             x, sigmas: of the call that is to be made; the first of a step decides for all of it.

@@ -150,7 +150,7 @@ class Norm(_VAEForm):
         return int(module.num_channels)
 
 
-#: What convolutions of a video carry from piece to piece says nothing to those of an image.
+#: What convolutions of a video carry from piece to piece does not concern those of an image.
 _CARRIED = Arguments(x=TAKEN, conv_carry_in=None, conv_carry_out=None)
 
 

@@ -316,7 +316,7 @@ def _problem(options: dit.Options, guides: Any, flags: Mapping[str, bool]) -> Re
 
 class _Texts:
     """The texts of video and audio, which the host hands over as views of one tensor's columns:
-    made contiguous once for all blocks of a call, and let go with what they were made of.
+    made contiguous once for all blocks of a call, and freed with what they were made of.
     """
 
     def __init__(self) -> None:

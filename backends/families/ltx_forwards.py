@@ -53,7 +53,7 @@ class _Piece(NamedTuple):
 
 
 def _piece(convolution: Any, frames: int, causal: bool, thread: int) -> _Piece | None:
-    """How a convolution goes by so many frames; None where it kept less than it needs."""
+    """How a convolution advances by so many frames; None where it kept less than it needs."""
     kept, is_last = convolution.temporal_cache_state.get(thread, (None, False))
     body: tuple[int, ...] = tuple(range(frames))
     if kept is not None:

@@ -4,7 +4,7 @@ Regions: residual block, upsampling, the last norm with the SiLU after it. The h
 pieces of some frames: each convolution keeps the last two frames that it took, and joins them with
 the next piece. A region takes those frames, and an index that says which frames each convolution
 sees, so that one graph is for a first piece, one between two others, a last one and a whole video.
-Norms go by single pixels: they come after frames are picked, in the same pass.
+Norms are of single pixels: they come after frames are picked, in the same pass.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def _read(result: BuildResult, root: str) -> dict[str, Any]:
     """A worker's record.
 
     Raises:
-        ValueError: it is none of this model.
+        ValueError: it is not one of this model.
     """
     record: Any = json.loads(unpack_payload(result.payload))
     lists = ("ways", "blocks", "outside")

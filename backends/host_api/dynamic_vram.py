@@ -135,7 +135,7 @@ def forget_copy(layer: Any) -> None:
 
 
 def releaser(held: Sequence[Any], device: torch.device, stream: Any) -> Callable[[], None]:
-    """Return what lets go of the pages of these layers, once the work that uses them is queued."""
+    """Return what releases the pages of these layers, once the work that uses them is queued."""
     import comfy.model_management as management
     import comfy_aimdo.model_vbar as vbar
 

@@ -105,7 +105,7 @@ def _pausing(recording: Any) -> Iterator[None]:
 
 def _recording() -> Any:
     """What the host records in this thread, None where it records nothing or nothing is to be
-    paused; an object of ours where it does not tell.
+    paused; our own object where the host does not say.
     """
     prefetch = sys.modules.get("comfy.model_prefetch")
     if prefetch is None or not callable(getattr(prefetch, "pause_malloc_graph", None)):

@@ -1,4 +1,4 @@
-"""What hangs on a MODEL: wrappers around its calls, callbacks, attachments of ours.
+"""What hangs on a MODEL: wrappers around its calls, callbacks, our attachments.
 
 Relies on the host's `comfy/patcher_extension.py` and `comfy/model_patcher.py`.
 """

@@ -93,7 +93,7 @@ def round_all(graph: torch.fx.Graph) -> None:
     """Have each operator read rounded numbers; those that are made of others as well.
 
     Inductor rounds what operators give one element at a time, and what those read: here what sums,
-    views and the like give, of which an operator was made that is none of torch's own any more.
+    views and the like give, of which an operator was made that is not one of torch's any more.
 
     Args:
         graph: as of `round_once`, compiled with `ROUNDING_CONFIG`; changed.

@@ -22,7 +22,7 @@ RELATIVE_L2 = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
 #: to 12 % apart in fp8, goes to either by its last bit. Two ways to round that share nothing differ
 #: by so many times what each of them costs.
 TWO_WAYS = math.sqrt(2)
-#: However much a format costs: results that are further apart say nothing of each other.
+#: Whatever a format costs: results further apart cannot be compared.
 COARSEST = 0.3
 
 

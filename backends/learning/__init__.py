@@ -1,1 +1,1 @@
-"""Families that nobody described: how their blocks are called, learned from one step."""
+"""Models that no family describes: how their blocks are called, learned from one step."""

@@ -26,7 +26,7 @@ from .values import is_same, name_of
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
 _PLAIN = (bool, int, float, str, type(None))
 _NOTED = frozenset((*layers.STATE, *layers.FORWARDS))
-#: Of the host's code what only fetches weights or computes: its globals say nothing of a block.
+#: Host code that only fetches weights or computes: its globals do not concern a block.
 FETCHING = (*layers.MANAGEMENT, kitchen.PACKAGE, "comfy.ops")
 #: What comes and goes on any layer that has weights, as these are loaded and a graph is placed.
 _COMING = (*layers.FORWARDS, *layers.COMING)
@@ -103,7 +103,7 @@ def _objection(classes: tuple[type, ...], kept: tuple[Callable[..., Any], ...]) 
 
 def _problem(function: Any) -> Reason | None:
     if not all(is_plain(each) or each == {} for each in defaults(function)):
-        return of("default_may_change")  # `transformer_options={}` is none of a block's reads
+        return of("default_may_change")  # a block does not read `transformer_options={}`
     problem = code_objection(function)
     if problem is None:
         return None

@@ -62,8 +62,8 @@ class Notes:
         return next(iter(self._attends), NONE)
 
     def attend(self, *args: Any, **kwargs: Any) -> Any:
-        """Stand in for the host's attention. The step's options are none of what it reads: a trace
-        would hang on all that is handed on with them.
+        """Stand in for the host's attention. It does not count as reading the step's options, or a
+        trace would depend on all that is passed with them.
         """
         given = {name: value for name, value in kwargs.items() if name != OPTIONS}
         try:

@@ -30,7 +30,7 @@ from .values import classes_of
 
 #: A step from something to its class.
 _TYPE = "<class>"
-#: Guards that say nothing of a block: torch's own of hooks, and that two tensors are two.
+#: Guards that do not concern a block: torch's own of hooks, and that two tensors are two.
 _OF_TORCH = frozenset(("EMPTY_NN_MODULE_HOOKS_DICT", "DUPLICATE_INPUT"))
 _MODULE = frozenset(torch.nn.Module().__dict__) - {"training"}
 _PLAIN = (bool, int, float, str, bytes, torch.dtype, torch.device, Enum, type(None))
@@ -39,7 +39,7 @@ _CODE = (
     *(types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType),
     *(types.MemberDescriptorType, property, staticmethod, classmethod),
 )
-#: Methods of tensors that tell, or go by, how one lies in memory or what made it.
+#: Methods of tensors that depend on one's layout in memory or on what made it.
 _LAYOUT = frozenset(
     (
         *("is_contiguous", "stride", "storage_offset", "data_ptr", "untyped_storage", "as_strided"),
@@ -342,7 +342,7 @@ def _check_code(block: torch.nn.Module, call: Call, traced: Sequence[types.CodeT
 
 
 def _passed_files() -> set[str]:
-    """Of modules whose code says nothing of a block; each may have more than one name."""
+    """Of modules whose code does not concern a block; each may have more than one name."""
     return {
         file
         for name, module in list(sys.modules.items())

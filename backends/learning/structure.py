@@ -73,6 +73,6 @@ def _read(value: Any) -> list[Any]:
 
 @cache
 def _own_code() -> str:
-    """What of ours decides what is learned, and what is refused."""
+    """Our code that decides what is learned, and what is refused."""
     files = [f"{room}/{file.name}" for room in _ROOMS for file in (_BACKENDS / room).glob("*.py")]
     return hash_files(_BACKENDS, sorted([*files, *_OF_TORCH]))

@@ -154,7 +154,7 @@ OPTIONS: dict[str, Any] = {ATTENTION: opaque}
 
 @contextlib.contextmanager
 def asking(function: Any) -> Iterator[None]:
-    """Until this ends, have another node's attention of this step asked by a function of ours.
+    """Until this ends, have our own function call this step's attention of another node.
 
     Args:
         function: None leaves it as it is.

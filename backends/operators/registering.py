@@ -1,7 +1,7 @@
-"""Operators of ours that graphs call by name, registered once in a process.
+"""Our operators, which graphs call by name, registered once in a process.
 
 A process may hold two copies of this pack (one installed twice, say), and torch knows one operator
-of a name: the second copy takes the first one's, with the state that it goes by.
+of a name: the second copy takes the first one's, with its state.
 """
 
 from __future__ import annotations

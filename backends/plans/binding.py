@@ -1,9 +1,8 @@
-"""Which calls of a block of the host's are ours, and what of them a region is computed from.
+"""Which calls of a host's block a region serves, and which of their arguments it takes.
 
 A form says what becomes of each argument (`Arguments`). A host of another version, or a pack, may
-call a block with one argument more, one less, or in another order. Such a call is the host's own
-code's, with what its caller gave, unless it means the same: what the host would take for it anyway
-says nothing new.
+call a block with one argument more, one less, or in another order. The host's own code runs such a
+call, unless it means the same: an argument that equals the host's default changes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..reasons import Reason, of
 #: A block's forward, or what is in its place.
 Forward = Callable[..., Any]
 
-#: The step's options, which come first of what is taken: all else may hang on them.
+#: The step's options, which are taken first: all else may depend on them.
 OPTIONS = "transformer_options"
 
 _Values = tuple[Any, ...]
@@ -44,8 +43,8 @@ class Taken(NamedTuple):
     is_left_out: bool = False
 
 
-#: What becomes of an argument: it is taken; it is refused, unless it is None, for a reason in
-#: words; or (None) it says nothing to us.
+#: What becomes of an argument: it is taken; it is refused for a reason, unless it is None; or
+#: (None) it does not matter.
 Use = Taken | Reason | None
 
 TAKEN = Taken()

@@ -469,7 +469,7 @@ def host_results(module: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, 
 
 
 class Passage(torch.nn.Module):
-    """A layer of ours within a copy of a model's block: it computes nothing of the model, so plans
+    """Our own layer within a copy of a model's block: it computes nothing of the model, so plans
     pass over it.
     """
 

@@ -1,9 +1,9 @@
 """One model's steps on several cards, queued so that they run at the same time.
 
-PyTorch puts a copy between two cards into both cards' queues. What a card is given waits for all
-that the card it comes from was told before, and what it gives back is waited for by all that comes
-after. A replayed step is queued whole. So the first card, on which the latent lies, queues its step
-once the others have what they need of it, and they hand on their results once it has.
+PyTorch puts a copy between two cards into both cards' queues: it waits for all that the source has
+queued before, and all that the target queues later waits for it. A replayed step is queued whole.
+So the first card, which holds the latent, queues its step once the others have their inputs, and
+they pass on their results once it has.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _FIRST = object()
 
 
 class Abreast:
-    """The cards' parts of one evaluation of all conditionings after another."""
+    """Orders the cards' parts of each evaluation of all conditionings."""
 
     def __init__(self) -> None:
-        """Nothing is evaluated; at first nobody waits for anybody."""
+        """Nothing is evaluated yet; at first no card waits."""
         self._changed = threading.Condition()
         self._count = 0
         self._came: set[Hashable] = set()
@@ -55,7 +55,7 @@ class Abreast:
 
     @contextlib.contextmanager
     def other(self, card: Hashable) -> Iterator[None]:
-        """Queue the part of another card, which has its inputs by now."""
+        """Queue the part of another card, which has its inputs."""
         with self._changed:
             self._came.add(card)
             self._changed.notify_all()

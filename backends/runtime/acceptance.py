@@ -17,11 +17,11 @@ from .variations import ROWED, WIDE, Misfit
 
 #: Graphs index their tensors with 32 bits.
 MAX_ELEMENTS = 2**31 - 1
-#: Forms of a call's inputs that are remembered as good.
+#: How many good input forms are remembered.
 MAX_KNOWN = 64
 
 _TOO_LARGE = of("too_many_elements")
-#: What a graph's taking of a call hangs on, of all its inputs.
+#: The properties of all inputs on which it depends whether a graph accepts a call.
 Form = tuple[Any, ...]
 
 
@@ -38,7 +38,7 @@ def form_of(inputs: Sequence[Any]) -> Form:
 
 
 class Acceptance:
-    """Of one graph at one place."""
+    """Which calls one graph accepts at one place."""
 
     def __init__(self, graph: Graph, device: torch.device) -> None:
         """Set up.
@@ -69,8 +69,8 @@ class Acceptance:
         return None
 
     def made_ready(self, inputs: Sequence[Any], form: Form) -> tuple[list[Any], int]:
-        """Return the inputs of a call that is taken as the graph reads them, and elements of the
-        largest tensor in it.
+        """Return an accepted call's inputs as the graph reads them, and the elements of its largest
+        tensor.
         """
         elements = self._elements(inputs)
         ready = [aligned(v, self._layout) if torch.is_tensor(v) else v for v in inputs]

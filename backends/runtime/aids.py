@@ -27,8 +27,8 @@ def aids_of(
     choices: Choices,
     why_not: Callable[[str], Reason | None],
 ) -> list[Kind]:
-    """Return those that help a model's kinds, their graphs offered to what may choose them. Nothing
-    waits for such a graph: until it is there, and without it, something else computes the same.
+    """Return the aids of a model's kinds, and offer their graphs to what may choose them. Nothing
+    waits for such a graph: without it something else computes the same.
 
     Args:
         kinds: the model's, with their places.
@@ -80,7 +80,7 @@ def _packed(
 
 
 def _called(kind: Kind) -> Iterator[torch.nn.Module]:
-    """The layers that the graph of a kind calls."""
+    """The layers that a kind's graph calls."""
     if kind.graph is not None:
         paths = list(host_layer.paths(kind.graph.description.module))
         for place in kind.places:

@@ -1,6 +1,6 @@
 """Plain attributes that modules' code reads, and methods that instances have of their own.
 
-Nodes set both in place, and no name of the code leads elsewhere then.
+Nodes set both in place, so no name in the code changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..host_api.layers import FORWARDS, STATE
 from ..plans.plan import Passage
 from ..reasons import Reason, of
 
-#: torch calls a module's forward through these, which an instance may have, too.
+#: torch calls a module's forward through these, which an instance may have as well.
 _CALLS = frozenset(("_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward"))
 _OTHER = object()
 _TORCH_STATE = frozenset(torch.nn.Module().__dict__)
@@ -44,7 +44,7 @@ class Method(NamedTuple):
 
 
 class Attributes:
-    """What the instances of a module tree have of their own, as they were described."""
+    """The instance attributes of a module tree, as they were described."""
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         """Remember how things are now."""
@@ -69,15 +69,15 @@ class Attributes:
         self._described = self._scan()
 
     def look(self) -> None:
-        """Find what was set or replaced since the description; where nothing was since the last
-        time, this is cheap enough for each step.
+        """Find what was set or replaced since the description. Cheap enough for each step if
+        nothing changed since the last time.
         """
         filled = any(_described(value) != before for value, before in self._lists)
         if self._has_others() or filled or not self._items.are_there():
             self._look_closely()
 
     def _has_others(self) -> bool:
-        """Tell whether a name came; the host's own come and go while it moves weights."""
+        """Tell whether a name was added; the host's own come and go while it moves weights."""
         before, self._sizes = self._sizes, list(map(len, self._own))
         if self._sizes == before:
             return False
@@ -123,7 +123,7 @@ class Attributes:
 
 
 class _Items:
-    """Items of dicts, to see quickly whether they are still there."""
+    """Items of dicts, to check quickly whether they are unchanged."""
 
     def __init__(self) -> None:
         self._holders: list[dict[str, Any]] = []
@@ -152,7 +152,7 @@ def own_methods(module: torch.nn.Module) -> list[Method]:
 def is_own_method(module: torch.nn.Module, name: str, value: Any) -> bool:
     """Tell whether an instance attribute is just the class's method, bound.
 
-    The host leaves such a one behind when it takes back an object patch of a `forward`.
+    The host leaves one behind when it undoes an object patch of a `forward`.
     """
     return getattr(value, "__self__", None) is module and getattr(
         value, "__func__", value
@@ -164,7 +164,7 @@ def _is_method(cls: type, name: str, value: Any) -> bool:
 
 
 def _described(value: Any) -> Any:
-    """What a description keeps of an attribute; `_OTHER` for what it would refuse."""
+    """An attribute as a description keeps it; `_OTHER` for what it would refuse."""
     if value is None or isinstance(value, (bool, int, float, str, torch.dtype)):
         return type(value), value  # 1, 1.0 and True are equal
     if isinstance(value, (list, tuple)):

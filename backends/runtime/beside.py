@@ -1,9 +1,9 @@
-"""A learned block's call that its graph is compared in: the host's code makes it, and what that
-gives is given on. The graph computes beside it, on the same inputs.
+"""A call of a learned block in which its graph is compared: the host makes the call and its result
+is used. The graph computes the same inputs.
 
-What the model's own code does with a block's result is not known. So not only its values are
-compared, but what it is: which object, how it lies in memory, and what was left in the inputs. No
-code of the root's runs twice for that, and none of a block's.
+It is unknown what the model's own code does with a block's result. So more than its values is
+compared: which object it is, its layout in memory, and what was written into the inputs. Neither
+the root's code nor a block's runs twice.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ MOST_UNSURE = 3
 
 
 class PlaceTrust(Trust):
-    """The comparisons of one learned place's graph: each place is compared for itself, and for each
-    structure of its model's call.
+    """The comparisons of one learned place's graph: for each place, and each structure of its
+    model's call.
 
     Attributes:
         problem: why the graph does not serve here, whatever it computes.
-        orders: in which the dimensions of the host's results lie (`order_of`).
+        orders: the memory order of the dimensions of the host's results (`order_of`).
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class PlaceTrust(Trust):
         return elements <= self._limits.get(known, -1)
 
     def is_tired(self, weight_class: str) -> bool:
-        """Tell whether comparisons of such calls told nothing too often."""
+        """Tell whether comparisons of such calls were inconclusive too often."""
         return self._unsure[self.others, weight_class, self._account.structure] >= MOST_UNSURE
 
     def note_unsure(self, weight_class: str) -> None:
-        """Note that one told nothing, which is a comparison all the same: a call that was made
-        with it shows nothing of those to come.
+        """Note an inconclusive comparison. It counts as one, because repeating it with the same
+        call would not help.
         """
         self._comparisons.count += 1
         self._unsure[self.others, weight_class, self._account.structure] += 1
@@ -83,9 +83,9 @@ class Inputs(NamedTuple):
     """A region's inputs before the host's code gets them.
 
     Attributes:
-        live: the very ones.
+        live: the inputs themselves.
         copies: of the tensors among them.
-        marks: what the tensors have as attributes.
+        marks: the tensors' attributes.
     """
 
     live: Sequence[Any]
@@ -99,11 +99,11 @@ class Inputs(NamedTuple):
         return cls(live, copies, [dict(getattr(v, "__dict__", ())) for v in live])
 
     def before(self, writes: Sequence[int]) -> list[Any]:
-        """As they were: those that are written into as copies."""
+        """The inputs as they were, copied where they are written into."""
         return [self.copies[i] if i in writes else v for i, v in enumerate(self.live)]
 
     def are_changed(self, writes: Sequence[int]) -> bool:
-        """Tell whether one has changed of which that was not learned."""
+        """Tell whether one has changed for which that was not learned."""
         if any(
             dict(getattr(v, "__dict__", ())) != marks
             for v, marks in zip(self.live, self.marks, strict=True)
@@ -117,7 +117,7 @@ class Inputs(NamedTuple):
 
 
 class ByHost(Beside):
-    """One call that the host makes.
+    """One call made by the host.
 
     Attributes:
         parted: tells what of a block's result a region gives: tensors, or None where that is
@@ -129,7 +129,7 @@ class ByHost(Beside):
 
         Args:
             inputs: of the region.
-            judge: compares, once the host's result is there.
+            judge: compares, once there is the host's result.
         """
         self.inputs, self._judge = inputs, judge
         self.parted: Callable[[Any], list[torch.Tensor] | None] = lambda result: None
@@ -142,7 +142,7 @@ class ByHost(Beside):
 
 
 def order_of(tensor: torch.Tensor) -> list[int] | None:
-    """Return the order in which a tensor's dimensions lie; None: in their own."""
+    """Return the memory order of a tensor's dimensions; None: the plain one."""
     if tensor.is_contiguous():
         return None
     strides = tensor.stride()
@@ -162,7 +162,7 @@ def laid(
 
 
 def laid_otherwise(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> bool:
-    """Tell whether a result is another sort of tensor than the host's, or lies otherwise."""
+    """Tell whether a result differs from the host's in its kind of tensor or in its layout."""
     return any(_layout(one) != _layout(other) for one, other in zip(ours, theirs, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""A root module as it was described: where its weights are, and what is foreign about it since."""
+"""A root module as it was described: where its weights are, and what others changed since."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Placement(NamedTuple):
 
 
 class Bound:
-    """What a root module's calls need while the host keeps it; made anew with each description."""
+    """What a root module's calls need while the host keeps it; made again with each description."""
 
     def __init__(
         self,
@@ -53,7 +53,8 @@ class Bound:
             dtype: the dtype in which its operators compute.
             whole_calls: whether whole calls may be captured.
             together: of `ModelWeights`.
-            weights_ahead: whether a region's may come while the one before computes.
+            weights_ahead: whether a region's weights may be loaded while the previous region
+                computes.
         """
         self.device, self.dtype = device, dtype
         self.weights = ModelWeights(
@@ -68,11 +69,11 @@ class Bound:
         self.foreign = Foreign(root, plan, kinds, device, whole_calls=whole_calls)
 
     def is_for(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether the description still says what would be said now."""
+        """Whether the description still holds."""
         return device == self.device and dtype is self.dtype and not self.foreign.is_stale()
 
     def begin_run(self) -> None:
-        """Look at the model anew: what other nodes do, and where its weights are now."""
+        """Inspect the model again: what other nodes do, and where its weights are now."""
         self.weights.begin_run()
         self.foreign.look()
 

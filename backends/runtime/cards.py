@@ -1,7 +1,7 @@
 """Copies of a session's root module, each with weights of its own: the host makes one for each
 further card, and one that is to run on another.
 
-What serves a copy hangs on it, and goes when it goes; a session lists what there is.
+What serves a copy is kept on the copy and freed with it; a session only lists them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Card:
 
 
 class _Kept(WeakKeyDictionary["Cards", Card]):
-    """What hangs on a copy, by whose it is; a copy of that has none yet."""
+    """What is kept on a copy, by session; a copy of the copy starts without."""
 
     def __reduce__(self) -> tuple[type[_Kept], tuple[()]]:
         return _Kept, ()
@@ -50,7 +50,7 @@ class _Kept(WeakKeyDictionary["Cards", Card]):
 
 
 class Cards:
-    """The copies of one session's root module that are there."""
+    """The copies of one session's root module."""
 
     def __init__(self) -> None:
         self._cards: Live[Card] = Live()
@@ -61,7 +61,7 @@ class Cards:
         return iter(self._cards.values())
 
     def begin_run(self) -> None:
-        """A run starts, of which it is not known which copies take part in it."""
+        """A run starts; which copies take part is not known yet."""
         for card in self:
             card.counts.begin_run()
 
@@ -77,7 +77,7 @@ class Cards:
         return self.abreast.first() if is_first and self._cards.values() else nullcontext()
 
     def take(self, first: Scope, pace: Pace, root: torch.nn.Module, holder: Any) -> Card:
-        """Return what serves a copy, made now if need be.
+        """Return what serves a copy; make it if needed.
 
         Args:
             first: of the root module itself.
@@ -93,7 +93,7 @@ class Cards:
         return card
 
     def of(self, scope: Scope) -> Card | None:
-        """Return what a scope is part of; None where it serves no copy."""
+        """Return the `Card` that a scope belongs to; None if it serves no copy."""
         return next((card for card in self if card.scope is scope), None)
 
     def scope_of(self, root: Any) -> Scope | None:

@@ -1,8 +1,8 @@
-"""What of ours failed in one session: left to the host until the model is loaded anew.
+"""What failed in our code in one session: the host runs it until the model is loaded again.
 
-A prompt that the host would have finished never fails by us. Whatever our own code raises is caught
-where it can be told from what the host's code raises, logged once with its trace, and that part is
-not tried again.
+A prompt that the host would have finished never fails because of us. Exceptions of our own code are
+caught where they can be told from the host's, logged once with their trace, and that part is not
+tried again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is foreign about a root module at the moment: code and modules that other nodes replaced.
+"""What others have changed about a root module at the moment: code and modules that they replaced.
 
 Asked before each step: a node's wrapper around this very step may have done it, and may undo it.
 """
@@ -44,7 +44,8 @@ class Foreign:
         Args:
             kinds: each knows the code that was described for it.
             device: where it runs.
-            whole_calls: whether the root module's own code counts, too, for its calls are captured.
+            whole_calls: whether the root module's own code counts, too, because its calls are
+                captured.
         """
         self._plan, self._kinds, self._device = plan, kinds, device
         self._wiring = Wiring(root)
@@ -61,9 +62,9 @@ class Foreign:
         self.code: Reason | None = None
 
     def is_stale(self) -> bool:
-        """Tell whether the model has to be described anew: other modules, attributes, code.
+        """Tell whether the model must be described again: other modules, attributes, code.
 
-        Not while the maths around it is another one: that passes, and says nothing of the model.
+        Not while something changes all maths around it: that is temporary and not the model's.
         """
         if self.around() is not None:
             return False
@@ -84,7 +85,7 @@ class Foreign:
         return self._wiring.has_methods
 
     def replaced_code(self) -> list[Change]:
-        """Return which functions are others than those that were described."""
+        """Return which functions differ from those that were described."""
         return self._watch.changes() if self._watch.changed() else []
 
     def look(self) -> None:
@@ -107,7 +108,7 @@ class Foreign:
         )
 
     def look_again(self) -> bool:
-        """Look anew if anything changed since the last time; returns whether it did."""
+        """Look again if anything changed since the last time; returns whether it did."""
         if self._state() == self._seen:
             return False
         self.look()
@@ -118,8 +119,8 @@ class Foreign:
         return _State(self.around(), marks, self.replaced_code(), self._set_since())
 
     def _set_since(self) -> Reason | None:
-        """Say what another node set since the description that a graph does not know. Of a part
-        that is called live no graph knows anything.
+        """Say what another node set since the description that a graph depends on. It depends on
+        nothing of a part that is called live.
         """
         found = self._wiring.attributes.set_since
         if not found:

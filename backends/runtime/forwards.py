@@ -28,7 +28,7 @@ class ForwardSet(NamedTuple):
 
     Attributes:
         installed: forwards in their modules; the host's code runs everywhere else.
-        served: a name that is equal for equal sets.
+        served: a name, equal for equal sets.
         regions: what they call, at each place first.
         aids: the graphs at no place that help theirs, by key.
     """
@@ -53,9 +53,9 @@ class Forwards:
 
         Args:
             shared: what all scopes use.
-            faults: which graphs are not used here because ours failed with them.
+            faults: which graphs are not used here because our code failed with them.
             account: what the regions note of their calls.
-            pieces: replays places by themselves; None: nothing does.
+            pieces: replays single places; None: they are not replayed.
         """
         self._pieces = pieces
         self._shared = shared
@@ -75,7 +75,7 @@ class Forwards:
         self._regions: dict[str, dict[str, Region]] = {}
         #: What serves calls now, and what the last one was made with.
         self.now = self.made_with = NOTHING_SERVES
-        self._version = -1  # of the graphs that it was made for
+        self._version = -1  # keys of the graphs it was made for
         #: Calls that graphs had served at each place when the run began.
         self._before: Mapping[str, int] = {}
 
@@ -86,19 +86,19 @@ class Forwards:
         weights: ModelWeights,
         aids: Sequence[Kind] = (),
     ) -> None:
-        """Start anew over a plan.
+        """Start again with a plan.
 
         Args:
             kinds: the kind of each place by its name.
             weights: where the root module's are.
-            aids: kinds at no place, which the graphs of others are helped by.
+            aids: kinds at no place, which help other kinds' graphs.
         """
         self._plan, self._kinds, self._weights, self._called = plan, kinds, weights, {}
         self._aids = aids
         self._start_anew()
 
     def let_go(self) -> None:
-        """Keep no module and no weights; what is told of them stays."""
+        """Keep no module and no weights; their counts stay."""
         self._past_reasons = {r.place.name: r.declined for r in self._all() if r.declined}
         self._plan, self._kinds, self._weights = Plan(), {}, None
         self._start_anew()
@@ -122,16 +122,16 @@ class Forwards:
         patched: Collection[str],
         called: Mapping[str, tuple[Kind, Guests]] = MappingProxyType({}),
     ) -> None:
-        """Say which places are the host's from now on, for other nodes patched them.
+        """Set which places the host runs from now on, because other nodes patched them.
 
         Args:
-            called: those in which others have their code that graphs call, each with its kind.
+            called: places in which graphs call others' code, each with its kind.
         """
         self._patched, self._called = patched, called
         self._version = -1
 
     def refresh(self) -> None:
-        """Make the forwards of all modules whose graphs are ready, if any came or went."""
+        """Update the forwards of all modules with ready graphs, if any graph came or went."""
         if self._version == self._shared.graphs.version:
             return
         self._version = self._shared.graphs.version
@@ -140,7 +140,7 @@ class Forwards:
     def asking_ahead(
         self, serving: ForwardSet, values: Iterable[Any]
     ) -> contextlib.AbstractContextManager[None]:
-        """Let the host's code ask for weights ahead of a call's blocks only where some may come.
+        """Let the host's code prefetch weights for a call's blocks only where some need loading.
 
         Args:
             serving: what serves the call.
@@ -186,11 +186,11 @@ class Forwards:
         return regions[0]
 
     def _against(self, graph: Graph, guests: Guests | None) -> Reason | None:
-        """What comparisons said against a graph with this model's weights."""
+        """Why comparisons refuse a graph with this model's weights."""
         return self._account.verdicts.against(graph, "" if guests is None else guests.code)
 
     def _kind(self, name: str) -> tuple[Kind | None, Guests | None]:
-        """The kind that a place is of now, and what others have in it."""
+        """The kind of a place now, and others' code in it."""
         return self._called.get(name) or (self._kinds.get(name), None)
 
     def _of(self, place: Place, graph: Graph, kind: str) -> Region:
@@ -225,21 +225,21 @@ class Forwards:
         return counts
 
     def ran(self, since: Mapping[str, int] | None = None) -> frozenset[str]:
-        """Return the places that graphs have served since the run began, or since these counts of
-        theirs, but for what was replayed.
+        """Return the places that graphs have served since the run began, or since these counts,
+        except replayed calls.
         """
         before = self._before if since is None else since
         return frozenset(n for n, calls in self._counts().items() if calls > before.get(n, 0))
 
     @property
     def placed(self) -> frozenset[str]:
-        """The places whose graphs the last step could call, but for those that were compared."""
+        """The places whose graphs the last step could call, except those that were compared."""
         found = {region.place.name: region for region in self.made_with.regions}
         return frozenset(n for n, region in found.items() if not region.is_compared)
 
     @contextlib.contextmanager
     def watched(self, ran: set[str]) -> Iterator[None]:
-        """Put into a set which places graphs serve meanwhile."""
+        """Add to a set the places that graphs serve meanwhile."""
         before = self._counts()
         try:
             yield
@@ -247,9 +247,7 @@ class Forwards:
             ran |= self.ran(before)
 
     def declined(self, name: str) -> Reason | None:
-        """Why no ready graph of a place took a call, if there was one that none did; or why none is
-        served yet.
-        """
+        """Why no ready graph of a place accepted some call; or why none is served yet."""
         kind, guests = self._kind(name)
         graph = None if kind is None else kind.graph
         if graph is not None and (problem := self._against(graph, guests)) is not None:

@@ -1,4 +1,4 @@
-"""How many times quicker steps are than the host's own, by size, as it was measured."""
+"""How many times faster steps are than the host's own, by size, as measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEPT_SIZES = 32
 #: The sizes of a call's tensors, its latent's first.
 Size = tuple[tuple[int, ...], ...]
 
-#: From which factor on a step is called quicker, and from which on slower.
+#: The factors from which on a step is called faster, or slower.
 FASTER, SLOWER = 1.05, 0.95
 #: A factor that moved by less is the same.
 _NEWS = 0.03
@@ -22,7 +22,7 @@ class Gain(NamedTuple):
     """What a step gains.
 
     Attributes:
-        factor: how many times quicker it is than without us.
+        factor: how many times faster it is than without us.
         size: of the images that this was measured at, in words.
     """
 

@@ -1,4 +1,4 @@
-"""The kinds of one root module: equal places, written down, and the graphs that serve them."""
+"""The kinds of one root module: equal places, described as data, and the graphs that serve them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ MOST_CALLED = 8
 class Kind:
     """Equal places of one model, and the graph that serves them; without one, `reason` says why.
 
-    `variants` are further graphs of it, for calls that the first one does not take; `watch` knows
+    `variants` are further graphs of it, for calls that the first one does not accept; `watch` knows
     the code that was described.
 
-    `called` are further kinds, of the same places while others have their code in parts of them, by
-    which parts their graphs call; the first one's are `away` then. `guests` are those others.
+    `called` are further kinds, for the same places while others have code in parts of them, by the
+    parts that their graphs call; those places are then `away` from the first kind. `guests` is that
+    code.
     """
 
     label: str
@@ -55,8 +56,8 @@ class Kind:
 
     @property
     def left(self) -> Counter[Left]:
-        """How many layers of these are the host's, or unpack their weights, by what they are and
-        how they compute.
+        """How many layers of these the host runs, or that unpack their weights, by sort and by how
+        they compute.
         """
         return sum(map(self._left_in, self.here), Counter[Left]())
 
@@ -75,7 +76,7 @@ class Kind:
         return left_layers.count(place.module, self.graph.description.module)
 
     def let_go(self) -> None:
-        """Keep what a report tells of its places, and no module of theirs."""
+        """Keep what reports need of its places, but none of their modules."""
         for place in self.places:
             self._left_in(place)
         gone = torch.nn.Module()
@@ -90,8 +91,8 @@ class Kind:
         return [*self.variants.values(), *(each for each in called if each is not None)]
 
     def calling(self, live: Live, graph_of: Callable[[Description], Graph]) -> Kind | None:
-        """Return the kind of its places while a graph calls some of their parts; None where there
-        is no such graph, or too many.
+        """Return the kind of its places while a graph calls some of their parts; None without such
+        a graph, or if there are too many.
         """
         if live not in self.called and self.graph is not None and len(self.called) < MOST_CALLED:
             place, first = self.places[0], self.graph.description
@@ -105,7 +106,7 @@ class Kind:
         return self.called.get(live)
 
     def note_away(self, guests: Mapping[str, tuple[Kind, Guests]]) -> None:
-        """Note which of its places others have their code in, and which kind each is of then."""
+        """Note in which of its places others have code, and the kind of each."""
         self.away = frozenset(place.name for place in self.places if place.name in guests)
         for kind in self.called.values():
             kind.places, kind.guests, kind._left_at = [], {}, {}
@@ -133,12 +134,12 @@ def hand_over(
     kinds: Iterable[Kind],
     graph_of: Callable[[Description], Graph],
 ) -> dict[str, tuple[Kind, Guests]]:
-    """Find the kinds that serve the places in which others have their code now.
+    """Find the kinds that serve the places in which others have code now.
 
     Args:
-        of_place: the kind of each place as if nobody had.
-        guests: what others have in a place.
-        left: the places that are the host's, with a reason; gets those that no kind serves.
+        of_place: the kind of each place without others' code.
+        guests: others' code in a place.
+        left: the places that the host runs, with a reason; those that no kind serves are added.
         kinds: all of them.
         graph_of: as of `describe_kinds`.
     """
@@ -164,11 +165,11 @@ def describe_kinds(
     needs: Needs,
     why_not: Callable[[str], Reason | None] = lambda _: None,
 ) -> tuple[list[Kind], dict[str, Kind]]:
-    """Write a plan's kinds down for a device and compute dtype.
+    """Describe a plan's kinds for a device and compute dtype.
 
     Args:
         graph_of: the process's graph for a description.
-        needs: what calls of the model needed until now; gets what is foreseen.
+        needs: what calls of the model needed until now; what is foreseen is added.
         why_not: says why a kind of this label gets none, or None.
 
     Returns:

@@ -16,8 +16,8 @@ class LastRun(NamedTuple):
 
     Attributes:
         ran: the places that graphs have served.
-        placed: the places whose graphs the model could have called, but for those that were
-            compared with what it called instead.
+        placed: the places whose graphs the model could have called, except those that were compared
+            with what it called instead.
         why: why graphs served none, where that is known.
     """
 
@@ -43,11 +43,11 @@ class Parts(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """How one root module stands: `parts` says the same in numbers.
+    """How much of one root module is compiled; `parts` says it in numbers.
 
     Attributes:
         places: of all parts that can have graphs.
-        eager: (place, reason) of those that run as without us now, and of all others that do.
+        eager: (place, reason) of everything that runs as without us now.
         last: what its last run did; None before the first.
     """
 
@@ -57,7 +57,7 @@ class Standing(NamedTuple):
 
 
 class Steps:
-    """Counts the steps of a run, in whichever thread they are made."""
+    """Counts the steps of a run, from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -78,7 +78,7 @@ class Steps:
             self._begin()
 
     def serve(self, beside: Reason | None) -> None:
-        """A step runs through graphs; `beside`: another node's part in it, if there is one."""
+        """A step runs through graphs; `beside`: another node's part in it, if any."""
         with self._lock:
             self._served += 1
             self._beside = beside or self._beside
@@ -103,12 +103,13 @@ class Steps:
 
 
 def parts_of(plan: Plan, told: Container[str], idle: Container[str]) -> list[str]:
-    """Return the names of a plan's parts. A block that is called in several ways is one part, but
-    for each way of which something is told; where there is none, it is idle if all of its ways are.
+    """Return the names of a plan's parts. A block that is called in several ways is one part,
+    except that each way with something to report is its own; the block is idle if all of its ways
+    are.
 
     Args:
         told: names of places that ran, or did not for a reason.
-        idle: names of those that were there to be called.
+        idle: names of those that could have been called.
     """
     found: list[str] = []
     for dispatch in plan.dispatches:
@@ -121,8 +122,8 @@ def parts_of(plan: Plan, told: Container[str], idle: Container[str]) -> list[str
 
 
 def together(found: Sequence[Standing]) -> Standing:
-    """Return how a model stands that ran as several copies: a part is compiled where it is in all
-    of them.
+    """Return how a model stands that ran as several copies: a part is compiled if it is in all of
+    them.
     """
     eager = {name: why for each in reversed(found) for name, why in each.eager}
     runs = [each.last for each in found if each.last is not None]

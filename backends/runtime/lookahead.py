@@ -1,8 +1,8 @@
 """How far the processor may be ahead of the GPU in a long step, so that a cancel ends it soon.
 
-What is queued on a GPU cannot be taken back. The processor is through with a step of seconds in
-milliseconds, and a cancel would come when all of it is queued. So at each place it waits until the
-GPU is near: no further than it computes in a moment.
+What is queued on a GPU cannot be taken back. The processor queues a step of seconds in
+milliseconds, so a cancel would take effect only after the whole step. So at each place it waits
+until the GPU is close behind.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Lookahead:
         self._ahead: int | None = 1
 
     def begin_run(self) -> None:
-        """No step is made."""
+        """No step runs yet."""
         self._begun = None
 
     def begin_step(self, size: int, sort: Hashable) -> None:
-        """Take what the step before took. Until one has shown how long such a step takes, the
-        processor stays close.
+        """Read the time of the step before. Until the time of such a step is known, the processor
+        stays close.
 
         Args:
-            size: elements of what the step is called with.
-            sort: of what sort that is; a VAE's images are of another one than its latents.
+            size: elements of the step's input.
+            sort: of that input; a VAE's images are another sort than its latents.
         """
         self._take()
         most, ahead = self._known.get(sort, (0, 1))
@@ -58,12 +58,12 @@ class Lookahead:
         self._marks.clear()
 
     def end_run(self) -> None:
-        """Take what the last step took: a run may have one only, as that of a VAE has."""
+        """Read the time of the last step: a run may have only one, as a VAE's does."""
         self._take()
 
     def _take(self) -> None:
-        """Take the time since a step began: in a long one the processor waits for the GPU, so that
-        is what it took.
+        """Read the time since a step began: in a long one the processor waits for the GPU, so that
+        is its time.
         """
         begun, self._begun = self._begun, None
         if begun is None or not self._places:
@@ -74,7 +74,7 @@ class Lookahead:
         self._known[sort] = size, ahead
 
     def wait(self, device: torch.device) -> None:
-        """Wait until the GPU has come near enough; to be called before a place is queued."""
+        """Wait until the GPU is close enough; to be called before a place is queued."""
         self._places += 1
         if self._ahead is None:
             return

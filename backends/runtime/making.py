@@ -30,9 +30,9 @@ class Made(NamedTuple):
     """A call that was made.
 
     Attributes:
-        result: what it gave.
+        result: of the call.
         how: by graphs of regions (`COMPILED`), by replaying the host's own forward (`EXACT`), or by
-            nothing of ours (`EAGER`); None where its time says nothing.
+            none of our code (`EAGER`); None where its time is not meaningful.
     """
 
     result: Any
@@ -44,14 +44,13 @@ class Step(NamedTuple):
 
     Attributes:
         serving: the forwards that serve it.
-        call: it as data; None where it cannot be known by that.
-        replays: what captures and replays it; None where it is not to be captured.
-        book: where the weights lie that a captured call would read; None likewise.
-        complete: whether no more graphs will come.
-        pieces: replays places by themselves where the call is not replayed; None where nothing
-            does.
+        call: the call as data; None if that does not identify it.
+        replays: captures and replays it; None if it is not to be captured.
+        book: addresses of the weights that a captured call would read; None likewise.
+        complete: whether no more graphs are pending.
+        pieces: replays single places where the call is not replayed; None: nothing does.
         steps: of the sampler's run; None: not known.
-        watch: within which the call is to be made, of which nothing is captured then.
+        watch: a context within which the call is made; nothing of it is captured then.
     """
 
     serving: ForwardSet
@@ -75,7 +74,7 @@ class Making:
         Args:
             placing: puts forwards in place.
             forwards: what serves its calls.
-            faults: what of ours failed.
+            faults: what failed in our code.
             account: what its regions note.
         """
         self._placing = placing
@@ -90,7 +89,7 @@ class Making:
 
         Args:
             host: the call as the host would make it, without its arguments.
-            plain: the same with them, for where no replay gives the result.
+            plain: the same with them, used where no replay gives the result.
         """
         account = self._account
         before, beside = account.calls, account.beside
@@ -109,7 +108,7 @@ class Making:
     def _replayed(
         self, root: torch.nn.Module, host: Callable[..., Any], plain: Callable[[], Any], step: Step
     ) -> tuple[Any, Hashable]:
-        """A call's result, and in which form it was captured; None where it was not."""
+        """A replayed call's result, and the form it was captured in; None if it was not."""
         run = partial(self._placing.run, forwards=step.serving.installed)
         call, book, replays = step.call, step.book, step.replays
         attempt = None
@@ -160,8 +159,8 @@ class Making:
         *,
         compiled: bool = True,
     ) -> Any:
-        """Make a call that is captured, of which nothing may be left, and note which places graphs
-        serve in it.
+        """Make a call that is captured, leaving nothing behind, and note which places graphs serve
+        in it.
         """
         with unmarked(root), self._forwards.watched(ran):
             return run(call, compiled=compiled)

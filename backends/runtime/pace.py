@@ -1,7 +1,7 @@
 """How long a sampler's steps take, by their size and by how they were made.
 
-Times are the GPU's own, between two marks in its queue; nothing waits for them: what has not come
-to its end is read when it is asked for again. Without a GPU they are the processor's.
+Times are the GPU's own, between two events in its queue. Nothing waits for them: an unfinished one
+is read when the time is asked for again. Without a GPU they are the processor's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .gains import KEPT_SIZES, SLOWER, Gain, Gains, Size
 EAGER, EXACT, COMPILED = "eager", "exact", "compiled"
 #: Calls of one size and form whose times are kept, and sizes.
 KEPT_CALLS = 20
-#: Fewer calls say nothing: the first holds what is done once.
+#: Fewer calls are not meaningful: the first includes what is done once.
 FEWEST_CALLS = 3
 #: Runs in a row that were slower than without us until that is said.
 SLOW_RUNS = 3
@@ -36,8 +36,8 @@ class Speed(NamedTuple):
     Attributes:
         form: how it is made: eager, exact (the host's forward, replayed) or compiled.
         size: of the image, in words.
-        ms: milliseconds of all calls of the model in it, by form; of this form for certain, eager's
-            where it was measured, in this process or an earlier one.
+        ms: milliseconds of all calls of the model in it, by form: this form's, and eager's if it
+            was measured, in this process or an earlier one.
     """
 
     form: str
@@ -51,7 +51,7 @@ class Run(NamedTuple):
     Attributes:
         size: of the image, in words.
         batch: images at once.
-        steps: those that were made.
+        steps: how many were made.
         form: how the last one was made.
         ms: milliseconds of a step in that form, None where that is not known.
         eager_ms: what eager ones of that size take, None where that is not known.
@@ -66,8 +66,8 @@ class Run(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A call that has begun: the sizes of its tensors, where they are, when that was, and whether
-    something ran beside it.
+    """A call that has begun: its tensors' sizes, their device, the time, and whether something ran
+    beside it.
     """
 
     size: Size
@@ -150,11 +150,10 @@ class Pace:
         """Set up; no call was timed.
 
         Args:
-            eager: where those of the host's own calls are kept, which other sessions of the same
-                model have made, too.
+            eager: the times of the host's own calls, shared with other sessions of the same model.
             scale: how latents are to images.
-            is_disturbed: whether something runs beside a step that makes it slower. What an eager
-                one takes then is told, and nothing is ever compared with it.
+            is_disturbed: whether something runs beside a step that makes it slower. An eager time
+                of such a step is shown, but nothing is compared with it.
         """
         self._lock = threading.Lock()  # a page asks while a prompt's thread goes on
         self._scale = scale or LatentScale()
@@ -182,7 +181,7 @@ class Pace:
         return Pace(Times(), self._scale, self._is_disturbed)
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Begun | None:
-        """Note that a call with these arguments begins; None where it is no sampler's step."""
+        """Note that a call with these arguments begins; None if it is not a sampler's step."""
         values = (*args, *kwargs.values())
         sigmas = run_sigmas(values)
         tensors = list(_tensors(values))
@@ -198,7 +197,7 @@ class Pace:
         """Note that it has ended, and how it was made.
 
         Args:
-            served: how much of the model graphs serve: times with fewer of them say nothing of a
+            served: the share of the model that graphs serve: a time with fewer does not count for a
                 step with all.
         """
         end = _mark(begun.device)
@@ -214,7 +213,7 @@ class Pace:
             self._read()
 
     def speed(self) -> Speed | None:
-        """What a step of the size that came last takes, None while that is not known."""
+        """The time of a step of the latest size; None while it is not known."""
         with self._lock:
             self._read()
             if self._last is None:
@@ -232,8 +231,8 @@ class Pace:
         return Speed(form, self._scale.size(size[0]), ms) if form in ms else None
 
     def gain(self) -> Gain | None:
-        """Return what a step of the size that came last gains: as it was measured, else that of
-        the nearest size that was; None where there is none, or the last step was the host's own.
+        """Return the gain of a step of the latest size: as measured, else that of the nearest
+        measured size; None without any, or if the last step was the host's own.
         """
         speed = self.speed()
         if self._last is None or self._last[1] == EAGER:
@@ -248,7 +247,7 @@ class Pace:
         return self._slow is not None and self._slow[1] >= SLOW_RUNS
 
     def take_run(self) -> Run | None:
-        """Return the run that has ended, once; None where there was none since."""
+        """Return the run that has ended, once; None if none has ended since."""
         with self._lock:
             if self._last is None or self._is_taken:
                 return None
@@ -270,7 +269,7 @@ class Pace:
         return run
 
     def _compare(self, size: Size, run: Run) -> None:
-        """Keep what a run gained, and whether it was one more that was slower."""
+        """Keep a run's gain, and whether it was another slower one."""
         if run.form == EAGER or run.ms is None or run.eager_ms is None:
             self._slow = None
             return
@@ -290,8 +289,8 @@ class Pace:
         self._calls += 1
 
     def _per_step(self) -> int:
-        """Calls of the model in a step: prompts that do not fit together, or samplers that look
-        twice.
+        """Calls of the model in a step: several for prompts that cannot share a batch, or samplers
+        that evaluate twice.
         """
         if not 0 < self._steps <= self._calls:
             return self._calls_per_step

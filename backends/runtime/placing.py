@@ -25,7 +25,7 @@ class Placing:
 
     @property
     def has_placed(self) -> bool:
-        """Whether forwards of ours are in place now."""
+        """Whether our forwards are in place now."""
         return bool(self._before)
 
     def run(
@@ -46,7 +46,7 @@ class Placing:
             self.is_open = False
 
     def replace(self, forwards: Sequence[Placed]) -> Sequence[Placed]:
-        """Put others in their places while a call runs; returns those that were there."""
+        """Replace the forwards while a call runs; returns the previous ones."""
         before = self._placed
         self._take_away()
         self._place(forwards)
@@ -70,7 +70,7 @@ class Placing:
 
 @contextlib.contextmanager
 def called_next(module: torch.nn.Module, function: Callable[..., Any]) -> Iterator[None]:
-    """Have the next call of a module go to a function, which finds the module as it was."""
+    """Redirect the next call of a module to a function, which finds the module unchanged."""
     placing = Placing()
 
     def once(*args: Any, **kwargs: Any) -> Any:
@@ -86,7 +86,7 @@ def called_next(module: torch.nn.Module, function: Callable[..., Any]) -> Iterat
 
 @contextlib.contextmanager
 def unmarked(module: torch.nn.Module) -> Iterator[None]:
-    """Put back what a call sets in a module's own attributes: tensors there would outlive it."""
+    """Undo what a call sets in a module's attributes: tensors there would outlive it."""
     own = module.__dict__
     before = dict(own)
     try:

@@ -39,13 +39,13 @@ logger = logging.getLogger(__name__)
 
 
 class Region:
-    """Computes one place by its graph: `region(*inputs)` gives what the form's reference would, or
-    None for the host to do it.
+    """Computes one place by its graph: `region(*inputs)` returns what the form's reference would,
+    or None if the host is to do it.
 
-    A call that its graph does not take goes to the first of the place's other regions whose graph
-    does; where there is none, what it needed is noted. Why a call was declined is in `declined`; a
-    graph that fails or differs from eager is dropped for good and its reason kept on the graph.
-    Whatever else of ours fails leaves this kind to the host from then on (`faults`).
+    A call that its graph does not accept goes to the first of the place's other regions whose graph
+    does; if there is none, what it needed is noted. Why a call was declined is in `declined`. A
+    graph that fails or differs from eager is dropped for good, with its reason kept on the graph.
+    Any other failure of our code leaves this kind to the host from then on (`faults`).
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Region:
             graph: a ready graph of it.
             source: the model's weights.
             comparisons: the memory of comparisons.
-            faults: what of ours failed in this session.
+            faults: what failed in our code in this session.
             verification: what is kept where every call is compared.
             choices: what chooses the kernels of its operators.
             account: what all regions of the model note of their calls.
@@ -131,8 +131,8 @@ class Region:
         """Say how calls are served from now on.
 
         Args:
-            guests: what others have in parts of the place that the graph calls.
-            others: the place's regions for calls that this graph does not take.
+            guests: others' code in parts of the place, which the graph calls.
+            others: the place's regions for calls that this graph does not accept.
         """
         self._guests, self._others = guests, others
 
@@ -179,16 +179,16 @@ class Region:
         return self.decline(misfit.reason)
 
     def misfit(self, inputs: tuple[Any, ...], form: Form) -> Misfit | None:
-        """Say why the graph does not take a call; None: it does."""
+        """Say why the graph does not accept a call; None: it does."""
         if self._rounded and (problem := host_layer.why_not_rounded(self._rounded)) is not None:
             return Misfit(problem, UNROUNDED)
         return self._acceptance.misfit(inputs, form)
 
     def _compute(self, inputs: tuple[Any, ...], form: Form, elements: int | None) -> Any:
-        """Compute a call that the graph takes.
+        """Compute a call that the graph accepts.
 
         Args:
-            elements: of its largest tensor; None where it is not taken as it comes.
+            elements: of its largest tensor; None if its inputs need preparation.
         """
         graph = self.graph
         loaded, guests = graph.outcome.loaded, self._guests
@@ -269,8 +269,8 @@ class Region:
         return of("learned_unproven") if is_others else None
 
     def _by_host(self, inputs: tuple[Any, ...], weight_class: str, elements: int) -> Any:
-        """Leave a call to the host, and compare what it gives; too little memory for copies of the
-        inputs tells nothing.
+        """Leave a call to the host, and compare its result; without memory for copies of the inputs
+        the comparison is inconclusive.
         """
         self._account.beside += 1
         self.is_compared = True
@@ -287,8 +287,8 @@ class Region:
             self._trust.note_unsure(weight_class)
 
     def _beside(self, call: ByHost, result: Any, *, options: dict[str, Any], elements: int) -> None:
-        """Compare what the host gave with what the graph gives; whatever fails is this graph's
-        affair, for the call is made.
+        """Compare the host's result with the graph's. Any failure concerns only this graph, because
+        the call is already made.
         """
         try:
             with using(options=options, arguments={}), host_compiler_pause() or nullcontext():
@@ -333,7 +333,9 @@ class Region:
                 weights.release()
 
     def _lie_alike(self, ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> bool:
-        """Tell whether results are what the host's are, once their dimensions lie as those did."""
+        """Tell whether results equal the host's, once their dimensions are in the same memory
+        order.
+        """
         trust = self._trust
         assert isinstance(trust, PlaceTrust)
         if trust.orders is None:
@@ -349,10 +351,10 @@ class Region:
     def _runner(
         self, call: GraphCall, weights: Fetched, ready: list[Any], form: Form | None
     ) -> Callable[[], Any]:
-        """Return what runs the graph: by replay, where this place is replayed in this step.
+        """Return what runs the graph: a replay, if this place is replayed in this step.
 
         Args:
-            form: of the inputs; None where this call is not to be replayed.
+            form: of the inputs; None if this call is not to be replayed.
         """
         pieces = self._pieces
         if form is None or pieces is None or not pieces.is_open:
@@ -394,7 +396,7 @@ class Region:
         self._weights.let_go()
 
     def decline(self, reason: Reason) -> Any:
-        """Leave this call to the host, for a reason in words; the None is the region's answer."""
+        """Leave this call to the host for a reason; the returned None is the region's result."""
         self.declined = reason
         self._account.declined[reason.key] = reason
         return None
@@ -427,8 +429,8 @@ class Region:
     def _given(
         self, inputs: tuple[Any, ...], results: tuple[torch.Tensor, ...], *, by_graph: bool = True
     ) -> Any:
-        """What a form's reference gives: one tensor by itself; its inputs are as the host's code
-        leaves them.
+        """What a form's reference returns: a single tensor without a tuple; inputs as the host's
+        code leaves them.
 
         Args:
             by_graph: whether the graph has served this call.

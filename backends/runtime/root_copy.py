@@ -20,7 +20,7 @@ class RootCopy:
         of: the root module that it was made from.
         module: the copy; `call` runs it.
         call: the function that is called in place of the root module's own forward.
-        scopes: what compiles it, by session; they go when it goes.
+        scopes: what compiles it, by session; freed with the copy.
     """
 
     of: torch.nn.Module

@@ -74,13 +74,13 @@ class Scope:
             root: the module that is cut into regions.
             holder: the module on which the host's patcher notes where the weights are; it is kept
                 as `holder`.
-            make_plan: cuts a root module: this one anew, when its modules were replaced.
-            plan: what it gave at first.
+            make_plan: cuts a root module, again when its modules were replaced.
+            plan: its first result.
             shared: what all scopes of the process use.
-            replays: captures whole calls as CUDA graphs; None where none are wanted.
-            pieces: captures its places where a whole call is not; None likewise.
-            account: of a scope before this one, which goes on; None: a new one.
-            study: of a root that no family describes; None of any other.
+            replays: captures whole calls as CUDA graphs; None: none are wanted.
+            pieces: captures places where a whole call is not; None likewise.
+            account: of a previous scope, which continues; None: a new one.
+            study: for a root that no family describes; None for any other.
         """
         self.root = root
         self.plan = plan
@@ -122,7 +122,7 @@ class Scope:
 
     @property
     def serving(self) -> list[Kind]:
-        """All kinds, and those for what others have in parts of some places now."""
+        """All kinds, and those for places with others' code now."""
         called = (each for kind in self.kinds for each in kind.called.values())
         return [*self.kinds, *(kind for kind in called if kind.places)]
 
@@ -133,7 +133,7 @@ class Scope:
 
     @property
     def device(self) -> torch.device | None:
-        """Where it was described for; None before, and once it was let go."""
+        """The placement it was described for; None before, and once it was released."""
         return None if self._bound is None else self._bound.device
 
     @property
@@ -157,8 +157,8 @@ class Scope:
         return other
 
     def elsewhere(self, root: torch.nn.Module, holder: Any) -> Scope:
-        """Return a scope over a copy of the root module that has weights of its own, wherever those
-        are; it is not described yet. What calls of either needed, both have.
+        """Return a scope over a copy of the root module with its own weights, wherever those are;
+        it is not described yet. The two share what their calls needed.
 
         Args:
             root, holder: of the copy.
@@ -169,17 +169,17 @@ class Scope:
         return Scope(root, holder, *mine, account=account, study=study)
 
     def _fresh(self) -> tuple[Replays | None, Pieces | None]:
-        """What captures calls of another root module as this one's are."""
+        """What captures calls of another root module, like this one's."""
         replays, pieces = self.replays, self.pieces
         return replays and replays.fresh(), pieces and pieces.fresh()
 
     def over(self, root: torch.nn.Module, make_plan: MakePlan) -> Scope:
-        """Return a scope over another root module, which no patcher of the host looks after."""
+        """Return a scope over another root module, which no host patcher manages."""
         mine = self.account
         return Scope(root, root, make_plan, Plan(), self._backend, self._shared, account=mine)
 
     def let_go(self) -> None:
-        """Drop the root module and its weights, which the host is done with; reports stay."""
+        """Drop the root module and its weights, which the host no longer uses; reports stay."""
         with self._lock:
             for kind in self.serving:
                 kind.let_go()
@@ -198,13 +198,13 @@ class Scope:
     # --- what the model consists of -------------------------------------------------------------
 
     def describe(self, device: torch.device, dtype: torch.dtype) -> list[Graph]:
-        """Write the model's kinds down for a device and compute dtype; returns their graphs."""
+        """Describe the model's kinds for a device and compute dtype; returns their graphs."""
         with self._lock:
             self._bind(device, dtype)
             return self.graphs
 
     def describe_again(self) -> bool:
-        """Write them down anew where more is known of the model, from any thread; not in a run.
+        """Describe them again once more is known of the model, from any thread; not in a run.
 
         Returns:
             Whether that is done.
@@ -272,8 +272,8 @@ class Scope:
     # --- a run ------------------------------------------------------------------------------------
 
     def begin_run(self, *, within: bool = False) -> None:
-        """Look at the model anew: what other nodes patched, and where its weights are now; `within`
-        one of the host's runs, what rests goes on resting.
+        """Inspect the model again: what other nodes patched, and where its weights are now;
+        `within` one of the host's runs, resting graphs stay so.
         """
         with self._lock:
             self._run_open = True
@@ -297,7 +297,7 @@ class Scope:
         return self._shared.graphs.graph(description, self._backend, self._facts, self._card)
 
     def _leave_to_others(self, bound: Bound) -> None:
-        """Leave to other nodes what is theirs now: whole places, or parts that graphs call."""
+        """Leave to other nodes what they have changed: whole places, or parts that graphs call."""
         foreign = bound.foreign
         self._within.forget()
         self._called = hand_over(
@@ -320,19 +320,19 @@ class Scope:
                 self.pieces.end_run()
 
     def drop_captured(self) -> None:
-        """Give the memory of captured calls back; they are captured anew when they come again."""
+        """Free the memory of captured calls; they are captured again when they repeat."""
         if self.replays is not None:
             self.replays.drop()
         if self.pieces is not None:
             self.pieces.drop()
 
     def give_back(self) -> None:
-        """As `drop_captured`, from any thread: a step that runs comes to its end first."""
+        """As `drop_captured`, from any thread: a running step ends first."""
         with self._lock:
             self.drop_captured()
 
     def unloaded(self) -> None:
-        """The host took the model off its device: nothing is held for it any more."""
+        """The host unloaded the model from its device: nothing is held for it any more."""
         self.faults.clear()
         self.faults.spare(CAPTURES, "giving captured calls back", self.drop_captured)
 
@@ -346,8 +346,8 @@ class Scope:
     ) -> Made:
         """Call the root module: by a captured call, or with the forwards of all ready places.
 
-        What the host's own code raises passes through, and it runs once; what ours raises leaves
-        the call to the host.
+        Exceptions of the host's own code pass through, and it runs once; ours leave the call to the
+        host.
 
         Args:
             host: the call as the host would make it, with these arguments.
@@ -370,7 +370,7 @@ class Scope:
     def _prepare(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], no_capture: Reason | None
     ) -> Step:
-        """Find out how a call is to be made."""
+        """Decide how a call is to be made."""
         if not self._run_open:
             self.begin_run(within=True)
         bound = self._look_again()
@@ -403,7 +403,7 @@ class Scope:
         kwargs: Mapping[str, Any],
         no_capture: Reason | None,
     ) -> CallValues | Reason:
-        """The call as data, or why it is not to be captured or cannot be known by what it shows."""
+        """The call as data, or why it is not to be captured or not identified by its arguments."""
         if no_capture is not None:
             return no_capture
         try:
@@ -422,7 +422,7 @@ class Scope:
         return host(*args, **kwargs)
 
     def _renewed(self) -> list[Placed] | None:
-        """Our forwards for the model as others have it within a step; None: as before."""
+        """Our forwards for the model as others changed it within a step; None: unchanged."""
         if self._bound is None or not self._bound.foreign.look_again():
             return None
         self._leave_to_others(self._bound)
@@ -442,7 +442,7 @@ class Scope:
         return bound
 
     def why_not(self, x: Any) -> Reason | None:
-        """Say why a whole call with the activation `x` is the host's, or None."""
+        """Say why the host makes a whole call with the activation `x`, or None."""
         if (fault := self.faults.of(STEP)) is not None:
             return fault
         if self._bound is None:
@@ -482,6 +482,6 @@ class Scope:
         if kind is None or kind.graph is None:
             return kind.reason if kind is not None and kind.reason else of("not_described")
         graph = kind.graph
-        if guests is not None and graph.is_missed:  # it is asked for when a run begins, if at all
+        if guests is not None and graph.is_missed:  # requested when a run begins, if at all
             return guests.why
         return graph.why_not or self.forwards.declined(place.name)

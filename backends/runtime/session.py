@@ -1,4 +1,4 @@
-"""What one node of ours attached to one of the host's objects: options, scope, and what to tell."""
+"""What one of our nodes attached to a host object: options, scope, and what to report."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Options:
 
 
 class AttachedBy(NamedTuple):
-    """What of a prompt a session is of.
+    """Where in a prompt a session was attached.
 
     Attributes:
-        made_of: by what the node that attached it is known in another prompt.
+        made_of: identifies the node that attached it in another prompt.
         workflow: the prompt's, None where it has none.
-        nodes: that a user knows of: this one, or those that the server put it before.
+        nodes: those that a user knows: this one, or those before which the server put it.
         by_setting: whether the server put it there.
-        has_ended: tells whether that prompt has.
+        has_ended: tells whether that prompt has ended.
     """
 
     made_of: tuple[str, str]
@@ -78,7 +78,7 @@ class Session:
         notes: Iterable[Reason] = (),
         whose: Whose = lambda _: None,
     ) -> None:
-        """Set up; all but `identifier` and `name` is as the engine chose it.
+        """Set up; the engine chose all but `identifier` and `name`.
 
         Args:
             identifier: an id for reports.
@@ -88,7 +88,7 @@ class Session:
             scope: what the root module runs through.
             pace: how long its steps take.
             notes: lines for the report.
-            whose: tells what of the running prompt it is of.
+            whose: tells where in the running prompt it belongs.
         """
         self.id = identifier
         self.name = name
@@ -127,7 +127,7 @@ class Session:
 
     @property
     def lesson(self) -> Lesson | None:
-        """What is known of its model, where no family describes it."""
+        """What is known of its model, if no family describes it."""
         return None if self.scope.study is None else self.scope.study.lesson
 
     @property
@@ -136,7 +136,7 @@ class Session:
         return self._scope
 
     def begin_run(self) -> None:
-        """It runs: in another prompt, perhaps, which the host's cache has served it to."""
+        """It runs, perhaps in another prompt, to which the host's cache has served it."""
         self.counts.begin_run()
         if self.attached_by is not None:
             self.attached_by = self._look_at_nodes(self.attached_by) or self.attached_by
@@ -145,7 +145,7 @@ class Session:
         return self.scope.faults.spare(TELLING, "noting its nodes", self._whose, before)
 
     def run_through(self, scope: Scope) -> None:
-        """Run through another scope: the host made the root module anew."""
+        """Run through another scope: the host rebuilt the root module."""
         self._scope = scope
 
     @property
@@ -171,7 +171,7 @@ class Session:
     def scope_of(self, root: Any) -> Scope | None:
         """Return the scope of the root module or of a copy of it, None for any other module.
 
-        A copy keeps its scopes itself, so they go when it goes.
+        A copy keeps its scopes itself, so they are freed with it.
         """
         if root is self.scope.root:
             return self.scope
@@ -186,7 +186,7 @@ class Session:
         return scope
 
     def card(self, root: torch.nn.Module, holder: Any) -> Card:
-        """Return what serves a copy of the root module that has weights of its own.
+        """Return what serves a copy of the root module with its own weights.
 
         Args:
             root: the copy.
@@ -195,10 +195,10 @@ class Session:
         return self.cards.take(self.scope, self.pace, root, holder)
 
     def keep(self, name: Hashable, make: Callable[[], T]) -> T:
-        """Return what is kept under a name for as long as this session, made now if need be.
+        """Return what is kept under a name for as long as this session; make it if needed.
 
-        Another node's copies of the root module stay here with their scopes, so that what was
-        captured for them is there again when that node ran anew.
+        Another node's copies of the root module stay here with their scopes, so that their captured
+        calls are still there when that node runs again.
         """
         if name not in self._belongings:
             self._belongings[name] = make()
@@ -232,7 +232,7 @@ class Session:
             card.counts.end_run(card.scope.ran_places, card.scope.placed)
 
     def parts(self) -> Parts:
-        """Say how the root module's parts stand: as they do on all cards that ran last."""
+        """Say how the root module's parts stand, on all cards that ran last."""
         cards = [card for card in self.cards if card.counts.took_part]
         found = [standing_of(card.scope, card.counts) for card in cards]
         if self.counts.took_part or not cards:
@@ -242,7 +242,7 @@ class Session:
     def describe(
         self, device: torch.device, dtype: torch.dtype, scope: Scope | None = None
     ) -> list[Graph]:
-        """Write the kinds down for a device and compute dtype; returns their graphs.
+        """Describe the kinds for a device and compute dtype; returns their graphs.
 
         Args:
             scope: of a copy; None is the root module itself.
@@ -255,10 +255,10 @@ class Session:
         return graphs
 
     def look_again(self) -> bool:
-        """As `describe`, where more is known of a model that no family describes; from any thread.
+        """As `describe`, once more is known of a model that no family describes; from any thread.
 
         Returns:
-            Whether it is described anew.
+            Whether it was described again.
         """
         is_done = self.scope.describe_again()
         if is_done:
@@ -292,7 +292,7 @@ class Session:
         Args:
             host: the call as the host would make it, with these arguments.
             scope: of the copy that is called; None is the root module itself.
-            not_ours: why this call is none of this session's, if so.
+            not_ours: why this call does not belong to this session, if so.
             no_capture: another node's part within the call, if there is one: it is not captured.
         """
         scope = scope or self.scope
@@ -314,8 +314,8 @@ class Session:
         return made.result
 
     def take_counts(self) -> tuple[int, int]:
-        """Return how many graphs were built for it since this was last asked, and how many are
-        missing now.
+        """Return how many graphs were built for it since the last call, and how many are missing
+        now.
         """
         built = {g.key for g in self._new_graphs() if g.source == "built"} - self._counted
         self._counted |= built
@@ -348,7 +348,7 @@ class Session:
         self._warn(reason)
 
     def miss(self, reason: Reason) -> None:
-        """Note why no step of the run that ends came here."""
+        """Note why no step of the ending run came here."""
         self.counts.leave(reason)
         self._warn(reason)
 
@@ -387,7 +387,7 @@ class Session:
 
 
 def _once(*lists: Iterable[Graph]) -> list[Graph]:
-    """All graphs of some lists, each once: copies on cards of one number share theirs."""
+    """All graphs of some lists, each once: copies on the same card share theirs."""
     return list({id(graph): graph for graphs in lists for graph in graphs}.values())
 
 
@@ -400,5 +400,5 @@ def standing_of(scope: Scope, counts: Steps) -> Standing:
 
 
 def _module_of(place: Place) -> tuple[int, str]:
-    """What one place has in common in a root module and its copies."""
+    """What a place has in common in a root module and its copies."""
     return id(place.module), place.form.name

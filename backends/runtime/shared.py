@@ -28,10 +28,10 @@ class Shared:
         graphs: all graphs, found, loaded and built.
         comparisons: the memory of comparisons with eager.
         captured: the memory of all captured calls.
-        debugging: what a developer asked of this server.
+        debugging: the developer's switches of this server.
         verification: what is kept where every call of a region is compared with eager, else None.
-        choices: which of several kernels run in a graph's operators.
-        off: features that are off with this host, and what it lacks for them (`present.missing`).
+        choices: chooses the kernels of a graph's operators.
+        off: features that are off with this host, and the names that it lacks (`present.missing`).
         lessons: what is known of models that no family describes; None: nothing is learned.
     """
 
@@ -47,9 +47,9 @@ class Shared:
     _verdicts: WeakKeyDictionary[Any, Verdicts] = field(default_factory=WeakKeyDictionary)
 
     def needs_of(self, model: Any) -> Needs:
-        """Return what calls of a model needed until now; kept for as long as the model."""
+        """Return what calls of a model have needed; kept as long as the model."""
         return self._needs.setdefault(model, set())
 
     def verdicts_of(self, model: Any) -> Verdicts:
-        """Return what speaks against graphs with a model's weights; kept for as long as those."""
+        """Return which graphs are refused with a model's weights; kept as long as those."""
         return self._verdicts.setdefault(model, Verdicts())

@@ -1,5 +1,5 @@
-"""A model that no family describes, at run time: a step of it is watched, and what is learned cuts
-it. Each place is compared before its graph's results are given on (`beside`).
+"""A model that no family describes, at run time: one of its steps is watched, and it is cut by what
+is learned. Each place is compared before its graph's results are used (`beside`).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _NOT_CALLED = "learned_not_called"
 def structure_of_call(
     args: Sequence[Any], kwargs: Mapping[str, Any], unread: frozenset[str]
 ) -> Hashable:
-    """Return what is equal for calls that differ in sizes and numbers alone. A side of one element
-    and a small whole number are told from others: code often goes by them.
+    """Return a name, equal for calls that differ only in sizes and numbers. Sizes of 1 and small
+    whole numbers count as different, because code often branches on them.
 
     Args:
         unread: options that the model's forward does not read.
@@ -77,7 +77,7 @@ def _form(value: Any, unread: frozenset[str], within: bool = False) -> Hashable:
 
 
 class Study:
-    """What becomes of one root module that no family describes."""
+    """Learns one root module that no family describes."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Study:
             root: the module.
             model: the host's, which holds it.
             lessons: of the process.
-            is_on: whether the user wants it, from the next run on.
+            is_on: whether the setting is on, as of the next run.
             may_ask: whether a worker may be asked.
         """
         self._root, self._model, self._lessons = root, model, lessons
@@ -115,17 +115,17 @@ class Study:
         self.lesson: Lesson | None = None
 
     def elsewhere(self, root: torch.nn.Module, model: Any) -> Study:
-        """Return one for a copy of the module that has weights of its own."""
+        """Return one for a copy of the module with its own weights."""
         return Study(root, model, self._lessons, self._is_on, may_ask=self._may_ask)
 
     def look(self, folders: Sequence[Path]) -> None:
-        """Look for what is known of the model, as it is before anything of a run is put into it."""
+        """Look for what is known of the model, before a run puts anything into it."""
         self._folders = folders
         self.lesson = self._lessons.of(structure_of(self._root), folders)
 
     def find(self, folders: Sequence[Path], faults: Faults) -> Lesson:
-        """Return what is known of the model, after a `look` if that was not asked yet; where that
-        fails nothing is used.
+        """Return what is known of the model, after a `look` if there was none; nothing if that
+        fails.
         """
         if self.lesson is None:
             faults.spare(LEARNING, "finding what was learned", self.look, folders)
@@ -134,7 +134,7 @@ class Study:
         return self.lesson
 
     def let_go(self) -> None:
-        """Drop the module and its weights, which the host is done with."""
+        """Drop the module and its weights, which the host no longer uses."""
         self._root, self._model = torch.nn.Module(), None
 
     def _known(self) -> Known:
@@ -144,14 +144,14 @@ class Study:
 
     @property
     def has_news(self) -> bool:
-        """Whether a plan would be another one now."""
+        """Whether a plan would differ now."""
         now, planned = self._known(), self._planned
         return planned is None or (now.record, now.problem) != (planned.record, planned.problem)
 
     def plan(self) -> Plan | Reason:
         """Cut the model as it was learned, or say why it is not cut."""
         known = self._known()
-        if known.problem is None and not self.has_news:  # then its code may be another by now
+        if known.problem is None and not self.has_news:  # then its code may have changed
             self.look(self._folders)
         if self.has_news:
             self._odd.clear()
@@ -164,7 +164,7 @@ class Study:
 
     @property
     def why_none(self) -> Reason | None:
-        """Why the model is not cut as it was learned, as things are now; None where it is."""
+        """Why the model is not cut as it was learned at the moment; None if it is."""
         planned, now = self._planned, self._known()
         if planned is not None and planned.problem is not None:
             return of("at_normal_speed", why=planned.problem)
@@ -178,8 +178,8 @@ class Study:
 
     @property
     def left(self) -> Reason | None:
-        """Why graphs did not serve the last call, where that was decided here, and does not hold
-        for the next one: what was watched may have been learned meanwhile.
+        """Why graphs did not serve the last call, if that was decided here. It need not hold for
+        the next call: the watched step may have been learned meanwhile.
         """
         if self._watched is None:
             return self._left
@@ -202,13 +202,13 @@ class Study:
         faults: Faults,
         account: Account,
     ) -> contextlib.AbstractContextManager[None] | None:
-        """Say within what a call is to be made that is watched; None: it is made as any other.
+        """Return the context within which a call is watched; None: it is made like any other.
 
         Args:
-            others: why the call cannot be known by what it shows.
+            others: why the call cannot be identified by its arguments.
             dtype: that the model computes in.
             faults: of the model.
-            account: what its regions note, and go by.
+            account: what its regions count and read.
         """
         self._look_back(account.declined)
         structure = structure_of_call(args, kwargs, self._unread | NODES)
@@ -230,7 +230,7 @@ class Study:
         return None
 
     def _number(self, structure: Hashable) -> int:
-        """A name for a structure that costs each place nothing to compare."""
+        """A number for a structure, cheap to compare at each place."""
         if structure not in self._numbers:
             if len(self._numbers) >= _MOST_STRUCTURES:
                 self._numbers.clear()
@@ -240,7 +240,7 @@ class Study:
     # --- learning -------------------------------------------------------------------------------
 
     def _look_back(self, declined: dict[str, Reason]) -> None:
-        """Note whether the call before showed another way, or other blocks."""
+        """Note whether the previous call showed another way, or other blocks."""
         keys = (*_OTHER_WAYS, _NOT_CALLED) if self._has_uncalled() else _OTHER_WAYS
         reason = next((declined[key] for key in keys if key in declined), None)
         declined.clear()
@@ -261,7 +261,7 @@ class Study:
     def _watch(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Callable[..., contextlib.AbstractContextManager[None]] | None:
-        """Begin to watch a call; None where nothing can be learned of it."""
+        """Begin to watch a call; None if nothing can be learned from it."""
         method = getattr(bound_forward(self._root), "__name__", FORWARD)
         names = names_of(getattr(type(self._root), method))
         try:

@@ -33,7 +33,7 @@ REACH = 16
 
 
 class Sample(NamedTuple):
-    """What to compare on: a call's inputs or a corner of them, and whether it is all there is."""
+    """What to compare on: a call's inputs or a part of them, and whether that is all of them."""
 
     inputs: list[Any]
     whole: bool
@@ -41,8 +41,8 @@ class Sample(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a comparison said; `references` are the host's results on the same inputs (none where it
-    is to make the call itself), and `reason` why the graph's are not used.
+    """The outcome of a comparison; `references` are the host's results on the same inputs (none if
+    it is to make the call itself), and `reason` why the graph's are not used.
     """
 
     good: bool
@@ -62,8 +62,8 @@ class Trust:
             place: the place.
             graph: its graph.
             comparisons: the memory of comparisons, which others of its kind share.
-            model: whose weights they are of.
-            verdicts: what speaks against graphs with these.
+            model: that the weights belong to.
+            verdicts: which graphs are refused with these weights.
         """
         self._model, self._verdicts = model, verdicts
         self._place = place
@@ -96,7 +96,7 @@ class Trust:
         return named(self._graph, self.others)
 
     def why_not(self) -> Reason | None:
-        """Why the graph serves no call of this model now, if so."""
+        """Why the graph serves no call of this model now, if it does not."""
         unfit = self._graph.unfit.get(self.others)
         return unfit or self._verdicts.against(self._graph, self.others)
 
@@ -158,7 +158,7 @@ class Trust:
         weights: Fetched,
         sample: Sample,
     ) -> Verdict:
-        """As `compare`, of results that both are there."""
+        """As `compare`, of two given results."""
         graph = self._graph
         if (problem := _of_other_dtypes(ours, references)) is not None:
             self._verdicts.rest(graph, self.others, problem)
@@ -166,17 +166,17 @@ class Trust:
         found = self._difference(ours, references, sample.inputs)
         references, compared = references[: len(ours)], references
         if tells_nothing(references):
-            return Verdict(True, references)  # right as far as that goes; the next one is compared
+            return Verdict(True, references)  # inconclusive; the next call is compared
         if found.is_good:
             self._equals(weights, sample)
             return Verdict(True, references)
         if self._is_ill_conditioned(sample, compared, found):
             return Verdict(True, references)
-        if self.record is not None and self.others:  # with this code alone, for all that is known
+        if self.record is not None and self.others:  # only with this code, as far as is known
             reason = of("unlike_with_others", error=f"{found.error:.1e}")
             self._verdicts.refuse(graph, self.others, reason)
             logger.warning("%s runs at normal speed: %s", graph.description.label, reason)
-            return Verdict(False, (), reason)  # the code may do more than give its result
+            return Verdict(False, (), reason)  # the code may do more than return a result
         reason = self._verdicts.differs(
             graph, self.others, weights.weight_class, found.error, weights.tensors
         )
@@ -203,9 +203,9 @@ class Trust:
             return self._computed(inputs)
 
     def _computed(self, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        """The host's results on these inputs, which stay as they are; then what others' code, in
-        parts of the region or an attention, would be given, which gives what it gave the graph;
-        nothing where the host calls that otherwise.
+        """The host's results on these inputs, which are not changed. Others' code, in parts of the
+        region or an attention, is not called again but returns what it returned to the graph;
+        nothing if the host calls it differently.
         """
         form, module, record = self._place.form, self._place.module, self.record
         if record is None:
@@ -221,13 +221,13 @@ class Trust:
     def _is_ill_conditioned(
         self, sample: Sample, references: Sequence[torch.Tensor], found: Difference
     ) -> bool:
-        """Tell whether eager itself moves that far when its inputs move by next to nothing.
+        """Tell whether eager itself moves that far when its inputs move by almost nothing.
 
-        A norm over nearly equal values makes much of the last bit of either: an empty latent, say.
-        Such a call tells nothing of the graph.
+        A norm over nearly equal values, as of an empty latent, magnifies the last bit of either.
+        Such a call is inconclusive.
         """
         if len(found.errors) != len(references) or not all(map(math.isfinite, found.errors)):
-            return False  # where eager overflows as well, any error would be little beside that
+            return False  # where eager overflows as well, any error would look small
         inputs = [nudged(value, min(found.bounds) / NUDGE) for value in sample.inputs]
         moved = map(relative_l2, self._computed(inputs), references)
         return all(
@@ -239,8 +239,8 @@ class Trust:
 def _of_other_dtypes(
     results: Sequence[torch.Tensor], references: Sequence[torch.Tensor]
 ) -> Reason | None:
-    """Say that the host gives other dtypes in this call than a graph does, which was built for the
-    other ones: nothing can be told from their difference.
+    """Say that the host returns other dtypes in this call than the graph was built for: their
+    difference is inconclusive.
     """
     for ours, theirs in zip(results, references, strict=False):
         if ours.dtype is not theirs.dtype:

@@ -1,4 +1,5 @@
-"""The graphs that a kind may have beside its first one, for calls that the first one does not take.
+"""The graphs that a kind may have beside its first one, for calls that the first one does not
+accept.
 
 A call that needs one is left to the host and noted with its model; that model asks for the graph
 when its next run begins. Other models of the process, which share the first graph, do not.
@@ -25,9 +26,9 @@ class Variation:
 
     Attributes:
         name: in reports, and where needs are noted.
-        words: beside the label of a kind.
+        words: appended to the kind's label.
         change: makes its description from that of the first graph.
-        foreseen: whether to build it for a place on a type of device before any call asks.
+        foreseen: whether to build it for a place on a device type before any call needs it.
     """
 
     name: str
@@ -49,7 +50,7 @@ def _unrounded(first: Description) -> Description:
 
 
 def _rowed(first: Description) -> Description:
-    """A table that all rows share is one for each of them."""
+    """Turn a table that all rows share into one for each row."""
     rows = first.inputs[0].dims[0]
 
     def of_each(spec: InputSpec) -> InputSpec:
@@ -73,11 +74,11 @@ Needs = set[tuple[str, str]]
 
 
 class Misfit(NamedTuple):
-    """Why a graph does not take a call.
+    """Why a graph does not accept a call.
 
     Attributes:
         reason: in words.
-        needs: how a graph that takes it would differ; None where none does.
+        needs: the variation that would accept it; None if none does.
     """
 
     reason: Reason
@@ -89,14 +90,14 @@ class Account:
     """What the regions of one root module note of their calls.
 
     Attributes:
-        needs: what calls needed; the model keeps it.
-        verdicts: what speaks against graphs with its weights; kept likewise.
-        calls: how many graphs have served.
+        needs: what calls needed; kept by the model.
+        verdicts: which graphs are refused with its weights; kept likewise.
+        calls: how many calls graphs have served.
         lookahead: how far they are ahead of the GPU.
-        declined: why calls were left to the host, newest by the key of the reason, since a step
-            of a model that is learned began.
-        structure: a name for the structure of the model's call, of one that was learned.
-        beside: calls that the host made, to compare graphs in.
+        declined: why calls were left to the host since a step of a learned model began, the newest
+            by the reason's key.
+        structure: a name for the structure of the call, for a learned model.
+        beside: calls that the host made to compare graphs.
     """
 
     needs: Needs = field(default_factory=set)

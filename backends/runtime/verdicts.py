@@ -1,8 +1,8 @@
-"""What comparisons said against graphs with the weights of one model.
+"""Which graphs comparisons have refused with the weights of one model.
 
-A graph may be wrong for some weights only: with those that overflow, say. So a comparison speaks of
-both, and against the graph itself once it failed with several models' weights and was good with
-none.
+A graph may be wrong only with some weights, such as those that overflow. So a failed comparison
+refuses the pair; it refuses the graph itself once it failed with several models' weights and passed
+with none.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _TOLD_BY = 256
 
 
 class Verdicts:
-    """Of one model: kept for as long as the model."""
+    """Of one model; kept as long as the model."""
 
     def __init__(self) -> None:
-        """Nothing speaks against any graph."""
+        """No graph is refused yet."""
         #: Until the model's next run; by the name of what was compared.
         self._resting: dict[str, Reason] = {}
         #: For as long as the model has the same patches.
@@ -39,7 +39,7 @@ class Verdicts:
         self._weights: dict[str, str] = {}
 
     def begin_run(self, model: Any, graphs: Sequence[Graph]) -> None:
-        """Use again what rests; with other patches, what differed is compared anew.
+        """Use resting graphs again; with other patches, compare again what differed.
 
         Args:
             model: the module on which the host's patcher notes where the weights are.
@@ -73,7 +73,7 @@ class Verdicts:
         graph.changed()
 
     def refuse(self, graph: Graph, others: str, reason: Reason) -> None:
-        """Leave its calls to the host for as long as the model has the same patches."""
+        """Leave its calls to the host as long as the model has the same patches."""
         self._refused[named(graph, others)] = reason
         graph.changed()
 
@@ -90,9 +90,9 @@ class Verdicts:
         error: float,
         weights: Sequence[torch.Tensor],
     ) -> Reason:
-        """Note that a graph gave something else: it rests until the next run, and is refused with
-        these weights if it differs again then. Somebody else may have changed the maths around this
-        very call.
+        """Note that a graph gave another result: it rests until the next run, and is refused with
+        these weights if it differs again then. Another node may have changed the maths around this
+        one call.
 
         Args:
             weights: that it was called with.
@@ -115,13 +115,13 @@ class Verdicts:
 
 
 def named(graph: Graph, others: str) -> str:
-    """Return what is compared: the graph, on each card for itself, with others' code."""
+    """Return the name of what is compared: the graph, by card, with others' code."""
     card = f" on card {graph.card}" if graph.card else ""
     return f"{graph.key}{card} {others}".rstrip()
 
 
 def _told_by(weights: Sequence[torch.Tensor]) -> str:
-    """Return what tells weights from other models'. A model that is loaded anew has the same."""
+    """Return what identifies weights. It is the same for a model that is loaded again."""
     digest = hashlib.sha256()
     for tensor in weights:
         flat = tensor.detach().reshape(-1)

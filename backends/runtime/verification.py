@@ -1,5 +1,5 @@
-"""Comparing every call of every region with the host's own maths, for a developer who looks for the
-one that is wrong (`debugging.Debugging.verify`).
+"""Compare every call of every region with the host's own maths, for a developer in search of the
+wrong one (`debugging.Debugging.verify`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REASON = of("verified_unlike")
 
 
 class Verification:
-    """What was compared in this process, and which kinds were told of."""
+    """What was compared in this process, and which kinds were reported."""
 
     def __init__(self) -> None:
         """Nothing is compared yet."""
@@ -38,7 +38,7 @@ class Verification:
         self._where = ""
 
     def take(self) -> str | None:
-        """Return a line about what was compared since it was last asked, None for nothing."""
+        """Return a line about what was compared since the last call, None for nothing."""
         with self._lock:
             if not self._calls:
                 return None
@@ -70,10 +70,10 @@ class Verification:
 
 
 class Verifying(Trust):
-    """The comparisons of one place's graph where every call is compared.
+    """The comparisons of one place's graph if every call is compared.
 
-    A graph that differs stays, and so does each call's result from eager: what follows is compared
-    on the host's own activations.
+    A graph that differs stays in use, but eager's result of each call is used: what follows is
+    compared on the host's own activations.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Verifying(Trust):
         self._verification = verification
 
     def covers(self, weight_class: str, elements: int) -> bool:
-        """No call goes without a comparison."""
+        """Every call is compared."""
         return False
 
     def sample(self, inputs: list[Any], elements: int) -> Sample:

@@ -27,10 +27,10 @@ _OWN_ATTENTION = of("own_attention")
 
 
 class Wiring:
-    """A module tree as it was, to see at little cost before each step whether it still is."""
+    """A module tree as it was, to check cheaply before each step whether it is unchanged."""
 
     def __init__(self, root: torch.nn.Module) -> None:
-        """Remember the tree; its modules are kept alive until this object goes."""
+        """Remember the tree; its modules live as long as this object."""
         modules = list(root.modules())
         self._parents = [module for module in modules if module._modules]
         self._tables = [module._modules for module in self._parents]
@@ -51,7 +51,7 @@ class Wiring:
         self._methods = methods - set(FORWARDS)
 
     def changed(self) -> bool:
-        """Tell whether a module was replaced, added or taken away, or got another class."""
+        """Tell whether a module was replaced, added or removed, or got another class."""
         return (
             list(chain.from_iterable(map(dict.values, self._tables))) != self._children
             or list(chain.from_iterable(self._tables)) != self._names
@@ -66,7 +66,7 @@ class Wiring:
         return bool(self._replaced_methods())
 
     def foreign(self) -> Reason | None:
-        """Say what another node's code does within the tree, None where it is all the host's."""
+        """Say what another node's code does within the tree, None if all is the host's."""
         for name, _ in self._replaced_methods():
             return of("replaces_of_this", name=name, model=type(self._root).__name__)
         self.attributes.look()
@@ -81,8 +81,8 @@ class Wiring:
         return _OWN_ATTENTION if any(map(attention.names_its_own, self._attentions)) else None
 
     def marks(self) -> tuple[list[Any], list[int], list[int]]:
-        """Return which modules have hooks, which methods of their own, and which layers an
-        attention of their own, to compare with later.
+        """Return which modules have hooks or their own methods, and which layers their own
+        attention, to compare with later.
         """
         self.attributes.look()
         methods: list[Any] = [*self._replaced_methods(), *self.attributes.methods]
@@ -92,7 +92,7 @@ class Wiring:
 
     def _replaced_methods(self) -> list[tuple[str, Any]]:
         """Functions in the root's instance in place of its class's: step caches put theirs there,
-        which decide anew in each call.
+        which decide in each call.
         """
         root, methods = self._root, self._methods
         return [
@@ -103,12 +103,12 @@ class Wiring:
 
 
 class Guests(NamedTuple):
-    """What others put into parts of one place, that its graph calls when it runs.
+    """Others' code in parts of one place, which its graph calls when it runs.
 
     Attributes:
         words: what it is, by the paths of the parts.
         live: which parts the graph must call for it.
-        code: names of the functions, which tell whether they were compared with eager before.
+        code: names of the functions, to know whether they were compared with eager before.
     """
 
     words: dict[str, Reason]
@@ -122,8 +122,8 @@ class Guests(NamedTuple):
 
 
 class Others(NamedTuple):
-    """What others did to the places of a plan: a reason for those that are the host's, and the
-    guests of the other ones.
+    """What others did to the places of a plan: a reason for places left to the host, and the guests
+    of the others.
     """
 
     places: dict[str, Reason]
@@ -131,8 +131,8 @@ class Others(NamedTuple):
 
 
 def others_in(plan: Plan) -> Others:
-    """Find where another node hooked a module or gave it another forward, or a layer has an
-    attention of its own that no graph calls.
+    """Find where another node hooked a module or gave it another forward, or a layer has its own
+    attention that no graph calls.
     """
     places: dict[str, Reason] = {}
     guests: dict[str, Guests] = {}
@@ -148,7 +148,7 @@ def others_in(plan: Plan) -> Others:
 
 
 def live_modules(plan: Plan) -> set[torch.nn.Module]:
-    """Return the modules of all parts that graphs call live, for others have their code there."""
+    """Return the modules of all parts that graphs call live because of others' code."""
     guests = others_in(plan).guests
     return {
         module
@@ -172,10 +172,10 @@ def _has_known_code(cls: type) -> bool:
 
 
 def replaced_function(root: torch.nn.Module, watch: Watch) -> Reason | None:
-    """Say which function that a module runs through is not the host's, None where all are.
+    """Say which function that a module runs through is not the host's, None if all are.
 
     Args:
-        watch: gets every name that was followed, to notice later changes.
+        watch: every name that was followed is added, to notice later changes.
     """
     forward = own_forward(type(root))
     classes = {type(m) for m in root.modules() if not isinstance(m, Passage)}
@@ -193,11 +193,11 @@ def replaced_function(root: torch.nn.Module, watch: Watch) -> Reason | None:
 
 
 def _foreign_change(dispatch: Dispatch) -> Reason | None:
-    """Say what others did to the very module that is dispatched, or to what follows it, or around
-    a place within it. Hooks of the module itself are called around whatever forward it has.
+    """Say what others did to the dispatched module, to what follows it, or around a place within
+    it. Hooks of the module itself run around any forward.
     """
     inner = []
-    if dispatch.follower is not None:  # it takes what the module gave by what it is
+    if dispatch.follower is not None:  # it recognises the module's result by identity
         inner = [dispatch.module, *dispatch.follower.module.modules()]
     if any(place.module is not dispatch.module for place in dispatch.regions):
         inner += dispatch.module.modules()
@@ -206,8 +206,8 @@ def _foreign_change(dispatch: Dispatch) -> Reason | None:
 
 
 def _guests_of(place: Place) -> Guests | Reason | None:
-    """What others put into parts of a place, or why it cannot be called by a graph; None for
-    nothing. Where a part is another's, what is within it is that one's to call.
+    """Others' code in parts of a place, or why a graph cannot call it; None for nothing. What lies
+    within a part of another's is called by that part.
     """
     words: dict[str, Reason] = {}
     code: set[str] = set()
@@ -236,7 +236,7 @@ def _guests_of(place: Place) -> Guests | Reason | None:
 
 
 def _own_attention(dispatch: Dispatch) -> Reason | None:
-    """Say that a layer attends in a way of its own, where graphs have the host's within them."""
+    """Say that a layer has its own attention, where graphs contain the host's."""
     if attention.replaceable() is not None and all(
         place.form.live_attention for place in dispatch.regions
     ):
@@ -262,7 +262,7 @@ def _foreign_code(part: torch.nn.Module) -> Iterator[Any]:
 
 
 def _name_of(code: Any) -> str:
-    """A function's name with those that it was put around, or of what is called like one."""
+    """The name of a function or callable, with the functions that it wraps."""
     named = code if hasattr(code, "__qualname__") else getattr(code, "func", type(code))
     named = getattr(named, "__func__", named)
     inner = wrapped_functions(named) if isinstance(named, types.FunctionType) else []

@@ -1,4 +1,4 @@
-"""Others' code that calls blocks, and may give parts of them other forwards while a step runs."""
+"""Others' code that calls blocks, and may replace forwards of their parts during a step."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _Marks = tuple[list[Any], int]
 
 
 class Within:
-    """Looks at the model once more within a step, as others have it then: where they say so, and in
-    steps that they lead wherever parts of a called module are not as they were.
+    """Inspects the model again within a step, as others have it then: where they say so, and, in
+    steps that others' code leads, wherever parts of a called module have changed.
     """
 
     def __init__(
@@ -30,17 +30,17 @@ class Within:
 
         Args:
             placing: has our forwards in place.
-            faults: what of ours failed.
-            renewed: a method of who owns this, which looks at the model while none is there, and
-                gives those that serve it now; None where nothing changed.
+            faults: what failed in our code.
+            renewed: a method of the owner, which inspects the model without our forwards and
+                returns those that serve it now; None if nothing changed.
         """
         self._placing, self._faults = placing, faults
-        self._renewed = WeakMethod(renewed)  # else each would keep the other, and the model with it
+        self._renewed = WeakMethod(renewed)  # else they would keep each other and the model alive
         self._is_led = False
         self._seen: dict[torch.nn.Module, tuple[_Parts, _Marks]] = {}
 
     def begin_step(self, installed: list[Placed], *, is_led: bool) -> list[Placed]:
-        """Return what a step is to have in place, none of which is yet.
+        """Return the forwards that a step is to have in place; none is in place yet.
 
         Args:
             installed: our forwards.
@@ -50,16 +50,16 @@ class Within:
         return self._looking_first(installed) if is_led else installed
 
     def forget(self) -> None:
-        """The model was looked at anew: as it is now, without forwards of ours, it is known."""
+        """The model was inspected again: as it is now, without our forwards, it is known."""
         self._seen = {}
 
     def look(self) -> None:
-        """Notice what others replaced since the step began; that is theirs."""
+        """Notice what others replaced since the step began, and leave it to them."""
         if self._placing.has_placed:
             self._faults.spare(STEP, "looking within a step", self._look)
 
     def _look(self) -> None:
-        placed = self._placing.replace(())  # as the host and others have the model
+        placed = self._placing.replace(())  # the model as the host and others have it
         renewed = self._renewed()
         if renewed is not None and (now := renewed()) is not None:
             placed = self._looking_first(now) if self._is_led else now
@@ -88,7 +88,7 @@ class Within:
 
 
 class _Parts:
-    """What is within a module, but for modules that have forwards of ours themselves."""
+    """What is within a module, except modules that have our forwards themselves."""
 
     def __init__(self, module: torch.nn.Module, placed: set[torch.nn.Module]) -> None:
         parts = [part for part in module.modules() if part not in placed]

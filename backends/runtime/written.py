@@ -1,7 +1,7 @@
-"""What a block of the host leaves in its inputs, left there by a region.
+"""What a host block writes into its inputs, written there by a region.
 
-Graphs are pure: they write into nothing. The host's block may have added to the tensor that it was
-given and have given it back, and whoever kept that tensor sees it.
+Graphs are pure: they write into nothing. The host's block may add to a tensor in place and return
+it, and others who kept that tensor see the change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..plans.plan import Form
 def leave(
     form: Form, inputs: Sequence[Any], results: tuple[torch.Tensor, ...]
 ) -> tuple[torch.Tensor, ...]:
-    """Leave in a block's inputs what the host's code leaves there.
+    """Write into a block's inputs what the host's code writes there.
 
     Args:
         form: of the block.
@@ -25,7 +25,7 @@ def leave(
         results: of the graph, or of the host's code on copies of the inputs.
 
     Returns:
-        What the block gives back: the very inputs, where it does so.
+        What the block returns: the inputs themselves, if the host's block does so.
     """
     given = list(results)
     for i in form.writes:

@@ -38,7 +38,7 @@ class What(str, Enum):
 
 
 class _Made(NamedTuple):
-    """What a file says of itself: of which family, and for which target; or why it says nothing."""
+    """What a file says of itself: its family and its target; or why it cannot be read."""
 
     family: str
     target: Mapping[str, Any]

@@ -38,7 +38,7 @@ class Line(NamedTuple):
 
 
 def line(key: str, **values: object) -> Line:
-    """Make the sentence of this key with these values; of an error of ours, what it tells."""
+    """Make the sentence of this key with these values; one of our errors stands as its `told`."""
     texts = {name: _text(value) for name, value in values.items()}
     return Line(key, texts, ENGLISH[key].format(**texts))
 

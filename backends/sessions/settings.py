@@ -93,8 +93,8 @@ SETTINGS = {
             name="compile_all_vaes",
             place="Speed.CompileAllVaes",
             title="And their VAEs",
-            help="On: where every model is compiled, each VAE that decodes or encodes images is, "
-            "too, as by a Compile VAE.",
+            help="On: with the setting above, each VAE that decodes or encodes images is "
+            "compiled, too, as by a Compile VAE.",
             default=False,
             control="toggle",
         ),
@@ -102,10 +102,10 @@ SETTINGS = {
             name="learn_models",
             place="Speed.LearnModels",
             title="Learn models that Warmgraph does not know",
-            help="On: a model that is new to Warmgraph runs one step at normal speed, in which it "
-            "is watched how its parts are called. They are compiled then like those of any other "
-            "model. Each is compared with ComfyUI's own result first, and so is a whole step. "
-            "It counts when Compile Model runs the next time.",
+            help="On: a model that is new to Warmgraph runs one step at normal speed, in which "
+            "Warmgraph watches how its parts are called. Then they are compiled like those of any "
+            "other model. Each is compared with ComfyUI's own result first, and so is a whole "
+            "step. It takes effect when Compile Model runs the next time.",
             default=True,
             control="toggle",
         ),
@@ -124,8 +124,8 @@ SETTINGS = {
             name="job_limit_s",
             place="Builder.JobLimit",
             title="Time limit for one compiled graph",
-            help="What takes longer is given up, and its part of the model runs at normal speed. "
-            "Raise it on a slow machine.",
+            help="A part that takes longer to compile is given up, and runs at normal speed. Raise "
+            "it on a slow machine.",
             group="Experts",
             default=600,
             minimum=30,
@@ -137,8 +137,8 @@ SETTINGS = {
             name="idle_s",
             place="Builder.Idle",
             title="Processes that compile end when idle for",
-            help="With nothing to do they give their memory back after this time. What is compiled "
-            "next then waits a few seconds for a new one.",
+            help="Idle processes end after this time and free their memory. The next compile then "
+            "waits a few seconds for a new one.",
             group="Experts",
             default=30,
             minimum=1,
@@ -149,8 +149,8 @@ SETTINGS = {
             name="store_cap_gib",
             place="Store.Cap",
             title="Size limit of compiled graphs",
-            help="Above it those that were not used for longest go, and are compiled again when "
-            "they are needed. Copies beside a saved workflow are never removed.",
+            help="Above it, those not used for longest are deleted, and compiled again when they "
+            "are needed. Copies beside a saved workflow are never deleted.",
             group="Disk",
             default=4.0,
             minimum=0.1,
@@ -163,7 +163,7 @@ SETTINGS = {
             name="captured_vram_percent",
             place="Captured.Vram",
             title="VRAM for recorded steps",
-            help="Repeated steps are recorded and replayed, which holds this much memory at most; "
+            help="Repeated steps are recorded and replayed, which takes this much memory at most; "
             "ComfyUI gets it back when it needs room. 0: no step is recorded, and each one waits "
             "for the processor.",
             group="Disk",
@@ -178,7 +178,7 @@ SETTINGS = {
             title="Longest step that is recorded",
             group="Experts",
             help="A step that takes longer does not wait for the processor, so replaying it would "
-            "save nothing and only hold memory.",
+            "only take memory.",
             default=0.5,
             minimum=0.01,
             maximum=3600,
@@ -190,8 +190,8 @@ SETTINGS = {
             name="keep_captured",
             place="Captured.Keep",
             title="Keep recorded steps between prompts",
-            help="Off gives their memory back when a prompt has sampled; each prompt then records "
-            "its steps anew, which takes up to a third of a second.",
+            help="Off frees their memory when a prompt has sampled; each prompt then records its "
+            "steps again, which takes up to a third of a second.",
             group="Disk",
             default=True,
             control="toggle",

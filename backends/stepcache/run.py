@@ -99,7 +99,7 @@ class Run(caching.Run[Kept]):
     @property
     def is_full(self) -> bool:
         """Whether the step that is being made is computed. As it begins, what is another
-        evaluation's is let go, and what the last computed step did not ask for.
+        evaluation's is freed, and what the last computed step did not ask for.
         """
         is_full = self.step in self.full or self.step >= self.steps
         if self._begun != self.step:

@@ -195,7 +195,7 @@ def remember(folder: Path, workflow: str, workflow_id: str | None, keys: Iterabl
 
 
 def read_record(folder: Path) -> FolderRecord | None:
-    """Read a folder's `.folder.json`; None when there is none or it is not one of ours."""
+    """Read a folder's `.folder.json`; None when there is none or we did not write it."""
     try:
         with open_regular(folder / RECORD) as file:
             data: Any = read_json(file.read(_MAX_RECORD_BYTES))

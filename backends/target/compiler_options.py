@@ -75,7 +75,7 @@ def base_config(device: str) -> dict[str, Any]:
 
 
 def inductor_fingerprint(device: str, triton: str | None) -> dict[str, Any]:
-    """Return the versions, options, instructions and code of ours that change what `inductor`
+    """Return the versions, options, instructions and our own code that change what `inductor`
     generates.
 
     Args:

@@ -1,4 +1,4 @@
-"""A fingerprint of the code of ours that makes graphs: known without importing it, or PyTorch.
+"""A fingerprint of our code that makes graphs, read without importing it or PyTorch.
 
 Two graphs of one kind may differ because a kernel, a pass or the packing was mended. So every key
 holds a hash of the files that decide what a graph for its device is. What they say counts, and
@@ -66,7 +66,7 @@ def own_fingerprint(device: str) -> str:
         device: its type, as PyTorch names it.
 
     Raises:
-        OSError: a file of ours cannot be read.
+        OSError: one of our files cannot be read.
     """
     return hash_files(_BACKENDS, makers(device))
 
@@ -81,7 +81,7 @@ def hash_files(folder: Path, names: Iterable[str]) -> str:
     are.
 
     Args:
-        folder: in which all modules of ours lie, those that are not named, too.
+        folder: of all our modules, also those that are not named.
         names: of the files, relative to it.
     """
     digests = sorted(
@@ -93,13 +93,13 @@ def hash_files(folder: Path, names: Iterable[str]) -> str:
 
 class _Meaning:
     """What a file says, without positions and texts that stand for themselves (docstrings), empty
-    fields, which Python's versions differ in, and the names of modules of ours.
+    fields, which Python's versions differ in, and the names of our modules.
     """
 
     def __init__(self, folder: Path, path: Path) -> None:
         self._path = path
         self._tree = ast.parse(path.read_bytes())
-        #: Names of modules of ours in this file, by the order in which they are used.
+        #: Names of our modules in this file, in the order of their use.
         self._modules: dict[str, str] = {}
         #: What else is imported from them, by the name there and here.
         self._imported: set[str] = set()
@@ -154,7 +154,7 @@ def _is_from_ours(node: object) -> TypeGuard[ast.ImportFrom]:
 
 
 def _says_nothing(node: object) -> bool:
-    """Whether a statement is a remark, or says only where a module of ours lies."""
+    """Whether a statement is a comment, or only imports one of our modules."""
     is_remark = (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)

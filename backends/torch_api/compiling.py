@@ -1,4 +1,4 @@
-"""An exported graph through Inductor: `standalone_compile(..., aot=True)` under settings of ours.
+"""An exported graph through Inductor: `standalone_compile(..., aot=True)` under our settings.
 
 Sources: torch/_inductor/{standalone_compile,codecache,choices}.py of torch 2.10-2.15.
 """

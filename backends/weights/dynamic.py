@@ -57,7 +57,7 @@ class Dynamic(WeightSource):
             dynamic_vram.await_copies(device, stream)
             for module in modules:
                 found[id(module)] = dynamic_vram.end_copy(module, dtype, device)
-        except Exception as error:  # of whatever sort: what is held has to be let go
+        except Exception as error:  # any kind: what is held must be released
             failure = error
             for module in modules:
                 # The host notes a page as good before a LoRA is applied to what lies there.

@@ -90,7 +90,7 @@ def _exact(
 
 
 def _is_far_off(references: Sequence[torch.Tensor], truths: Sequence[torch.Tensor]) -> bool:
-    """Tell whether the host's own results say nothing of what they should be."""
+    """Tell whether the host's own results are too inexact to compare with."""
     return len(references) == len(truths) and not all(
         relative_l2(reference.double(), truth) <= COARSEST  # NaN is far off, too
         for reference, truth in zip(references, truths, strict=True)
@@ -121,8 +121,8 @@ def _shares(result: torch.Tensor, other: Any) -> bool:
 
 
 def _extremes(program: Program) -> Iterator[dict[str, int]]:
-    """All symbols at the lower end, then small; each at its lower end with the others small, where
-    code may go by that there is one of something; each at its upper end with the others at theirs.
+    """All symbols at the lower end, then small; each at its lower end with the others small, as
+    code may branch on a size of 1; each at its upper end with the others at theirs.
     """
     symbols = program.description.symbols
     limits = _ON_GPU if is_gpu(program.description.device) else _ON_PROCESSOR

@@ -234,7 +234,7 @@ def _is_final(error: BaseException) -> bool:
 
 
 def _is_clean(error: BaseException) -> bool:
-    """Tell whether the next job finds all as ever: as it does after any exception of a compiler's
+    """Tell whether the next job finds a clean process, as after any exception of a compiler's
     or of the host's code, but not with a broken card, or where memory lacks.
     """
     of_card = getattr(sys.modules.get("torch"), "AcceleratorError", MemoryError)

@@ -1,5 +1,5 @@
 """A worker process: started by the builder as a plain script, builds graphs, and learns how models
-call their blocks, until it is let go.
+call their blocks, until the builder ends it.
 
 Runs outside the host's process, so it makes this pack's `backends` importable under a name of its
 own, and never puts the pack on `sys.path`, where its modules would shadow others.

@@ -56,6 +56,6 @@ def test_added_layers_are_named_once_and_all_else_stays_compiled(lab: Lab, host:
     report = xl.report(compiled)
     assert report["regions"] == {"total": total, "compiled": total, "eager": 0}
     owner = __name__.partition(".")[0]
-    assert f"2 layers that others added run as they are: Motion of {owner}" in report["notes"]
+    assert f"2 layers that other packs added run as they are: Motion of {owner}" in report["notes"]
     assert xl.sample(xl.compiled).isfinite().all()
     assert not [note for note in xl.report(xl.compiled)["notes"] if "Motion" in note]

@@ -101,7 +101,7 @@ def test_layers_of_several_formats_share_the_graphs_of_one(host: Host, shared: L
     assert relative(ours, eager) < QUANTISED and shared.builds() == built
     report = shared.engine.report(compiled)
     assert report["calls"] == {**report["calls"], "compiled": 2 * 5, "eager": 0}, report["eager"]
-    products = "{} linear layers stay as they are ({}); what lies around them is compiled"
+    products = "{} linear layers stay as they are ({}); all around them is compiled"
     assert report["notes"][-3:] == [
         products.format(18, "quantised, int8_tensorwise: multiplied as it is"),
         products.format(8, f"quantised, float8_e4m3fn{UNPACKED}"),

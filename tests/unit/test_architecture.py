@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +20,8 @@ MAX_LINES = 500
 def _rooms() -> list[str]:
     """The rooms as ARCHITECTURE.md lists them, the topmost first."""
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    listed = text.partition("## Rooms")[2].split("```")[1]
-    return [
-        line.split()[0].rstrip("/")
-        for line in listed.splitlines()
-        if line and not line[0].isspace()
-    ]
+    table = text.partition("\n## Rooms\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `(\w+)/?` \|", table, flags=re.MULTILINE)
 
 
 @functools.cache

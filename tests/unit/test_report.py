@@ -283,10 +283,10 @@ def test_notes_name_what_others_added_what_stays_the_hosts_and_which_steps_were_
     )
     assert [note.text for note in notes] == [
         "of the session",
-        "2 layers that others added run as they are: Motion of pack",
-        "a layer that others added runs as it is: Adapter of other",
-        "3 norms stay as they are (Norm of pack); what lies around them is compiled",
-        "12 linear layers stay as they are (quantised, int8); what lies around them is compiled",
+        "2 layers that other packs added run as they are: Motion of pack",
+        "a layer that another pack added runs as it is: Adapter of other",
+        "3 norms stay as they are (Norm of pack); all around them is compiled",
+        "12 linear layers stay as they are (quantised, int8); all around them is compiled",
         "steps at normal speed: 4 (gradients are on)",
     ]
 
