@@ -172,9 +172,9 @@ class _Lessons:
 @contextlib.contextmanager
 def _tools(comfyui: Path) -> Iterator[_Lessons]:
     """Boot ComfyUI as tests do."""
-    folder = PACK / "tools"
+    folder = PACK / "dev" / "tools"
     if not folder.is_dir():
-        raise _UnknownError("small models are made by the folder tools/ of the project itself")
+        raise _UnknownError("small models are made by the folder dev/tools/ of the project itself")
     if "warmgraph_tools" not in sys.modules:
         spec = importlib.util.spec_from_file_location(
             "warmgraph_tools", folder / "__init__.py", submodule_search_locations=[str(folder)]

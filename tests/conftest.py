@@ -30,7 +30,7 @@ from filelock import FileLock  # torch needs it, too
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: What runs on other hosts and other torches (`dev.py test --host ... --torch ...`), in about five
+#: What runs on other hosts and other torches (`dev test --host ... --torch ...`), in about five
 #: minutes: files or folders, and what a test's name there must hold one of, if not all count.
 QUICK: dict[str, tuple[str, ...]] = {
     "unit": (),
@@ -54,12 +54,11 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-sys.path.insert(0, str(ROOT / "tools"))
-from by_path import load  # noqa: E402
+sys.path.insert(0, str(ROOT / "dev" / "tools"))
+from by_path import load_ours  # noqa: E402
 
 sys.path.pop(0)
-for _name in ("backends", "console", "tools"):
-    load(f"warmgraph_{_name}", ROOT / _name)
+load_ours("backends", "console", "tools")
 
 from warmgraph_tools import checkpoints, compiler_facts, durations, inprocess  # noqa: E402
 from warmgraph_tools.host import Server  # noqa: E402
@@ -114,7 +113,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, 
 
 
 def find_host_tree() -> Path | None:
-    """The ComfyUI tree that `dev.py` made (or WARMGRAPH_HOST names), None when there is none."""
+    """The ComfyUI tree that `python dev` made, or WARMGRAPH_HOST names; None when there is none."""
     named = os.environ.get("WARMGRAPH_HOST")
     tree = Path(named) if named else ROOT / ".host" / "0.30.0"
     return tree.resolve() if (tree / "main.py").is_file() else None
@@ -125,7 +124,7 @@ def host_tree() -> Path:
     """Path of the real ComfyUI tree."""
     tree = find_host_tree()
     if tree is None:
-        pytest.skip("no ComfyUI tree: run `python dev.py test`, or set WARMGRAPH_HOST to one")
+        pytest.skip("no ComfyUI tree: run `python dev test`, or set WARMGRAPH_HOST to one")
     return tree
 
 

@@ -23,11 +23,10 @@ STREAM = 7
 
 def main() -> None:
     tree, base = map(Path, sys.argv[1:3])
-    sys.path.insert(0, str(ROOT / "tools"))
-    from by_path import load
+    sys.path.insert(0, str(ROOT / "dev" / "tools"))
+    from by_path import load_ours
 
-    for name in ("backends", "tools"):
-        load(f"warmgraph_{name}", ROOT / name)
+    load_ours("backends", "tools")
     from warmgraph_tools import gpu_code, inprocess
 
     inprocess.boot(tree, base)

@@ -12,16 +12,15 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[0] = str(ROOT / "tools")
-from by_path import load  # noqa: E402
+sys.path[0] = str(ROOT / "dev" / "tools")
+from by_path import load_ours  # noqa: E402
 
 sys.path.pop(0)
 
 
 def main(tree: str, store: str, private: str, target: str) -> None:
     """Pretend, then do what a worker and its server do."""
-    for name in ("backends", "tools"):
-        load(f"warmgraph_{name}", ROOT / name)
+    load_ours("backends", "tools")
     build = importlib.import_module("warmgraph_backends.worker.build")
     spool = Path(private, "spool")
     spool.mkdir(parents=True)

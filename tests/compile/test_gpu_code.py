@@ -17,7 +17,7 @@ def _summary(host_tree: Path, kind: str, form: str, *more: str) -> list[str]:
     if importlib.util.find_spec("triton") is None:
         pytest.skip("needs Triton, which torch for CPUs does not bring")
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "gpu_code.py"), kind, form, *more],
+        [sys.executable, str(ROOT / "dev" / "tools" / "gpu_code.py"), kind, form, *more],
         env={**os.environ, "WARMGRAPH_HOST": str(host_tree)},
         capture_output=True,
         text=True,

@@ -33,7 +33,7 @@ def import_tests() -> None:
     """In such a script: have the fixtures as `conftest`, these tests as `engine_tests`, and with
     them the pack's packages.
     """
-    sys.path.insert(0, str(HERE.parents[1] / "tools"))
+    sys.path.insert(0, str(HERE.parents[1] / "dev" / "tools"))
     from by_path import load
 
     sys.path.pop(0)

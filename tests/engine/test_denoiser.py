@@ -77,7 +77,7 @@ def test_a_sheet_has_a_column_for_each_way(tmp_path: Any) -> None:
 def model(host: Host) -> Any:
     """The shipped denoiser, loaded by the host."""
     if not FILE.is_file():
-        pytest.skip(f"{FILE.name} is not there: tools/denoiser/README.md says how to train it")
+        pytest.skip(f"{FILE.name} is not there: dev/tools/denoiser/README.md says how to train it")
     from warmgraph_tools.denoiser import arch  # noqa: F401  registers by being imported
 
     return quality.load(FILE)

@@ -116,10 +116,9 @@ def test_it_is_the_same_in_another_process(host: Host) -> None:
     code = f"""
 import sys, tempfile
 from pathlib import Path
-sys.path.insert(0, {str(ROOT)!r})
-from tools.by_path import load
-for part in ("tools", "backends"):
-    load(f"warmgraph_{{part}}", Path({str(ROOT)!r}, part))
+sys.path.insert(0, {str(ROOT / "dev" / "tools")!r})
+from by_path import load_ours
+load_ours("tools", "backends")
 from warmgraph_tools import inprocess
 inprocess.boot(Path({str(host.tree)!r}), Path(tempfile.mkdtemp()))
 from warmgraph_tools import small_transformers

@@ -1,5 +1,6 @@
-"""Region plans for made-up families, written as ARCHITECTURE.md says, and compiled: one of blocks
-that take and give a tensor, one of blocks that take two streams, write into both and give both.
+"""Region plans for made-up families, written as docs/architecture.md says, and compiled: one of
+blocks that take and give a tensor, one of blocks that take two streams, write into both and give
+both.
 """
 
 from __future__ import annotations

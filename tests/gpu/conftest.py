@@ -23,7 +23,7 @@ ALIAS = "warmgraph_benchmarks"
 
 def _lab_class() -> Any:
     if ALIAS not in sys.modules:
-        load(ALIAS, ROOT / "benchmarks")
+        load(ALIAS, ROOT / "dev" / "benchmarks")
     from warmgraph_benchmarks.lab import Lab
 
     return Lab

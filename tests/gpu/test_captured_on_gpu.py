@@ -71,7 +71,7 @@ def test_what_the_hosts_step_caches_compute_is_replayed(lab: Any, sdxl: dict[str
 
 
 def test_a_soak_of_changes_stays_right_and_builds_nothing(lab: Any, sdxl: dict[str, Any]) -> None:
-    """A short slice; `python -m benchmarks --only soak_0,...` runs the long ones."""
+    """A short slice; `python -m dev.benchmarks --only soak_0,...` runs the long ones."""
     result = lab.run(
         "soak",
         limit_s=420,

@@ -4,7 +4,7 @@ about its own graphs' speed.
 They are built here, by a process that does not see the card. WARMGRAPH_PREBUILT names a folder in
 its place, which another machine has filled with this Python and PyTorch:
 `cli.py prebuild --target sm_90 --store FOLDER` for a checkpoint of SD1.5's layout, such as
-`python -m tools.checkpoints --name sd15.ckpt ... sd15` writes it.
+`python -m dev.tools.checkpoints --name sd15.ckpt ... sd15` writes it.
 """
 
 from __future__ import annotations

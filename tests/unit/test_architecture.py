@@ -1,4 +1,4 @@
-"""The rooms of `backends/`: ARCHITECTURE.md lists them from top to bottom, and imports point
+"""The rooms of `backends/`: docs/architecture.md lists them from top to bottom, and imports point
 downwards.
 """
 
@@ -18,8 +18,8 @@ MAX_LINES = 500
 
 
 def _rooms() -> list[str]:
-    """The rooms as ARCHITECTURE.md lists them, the topmost first."""
-    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    """The rooms as docs/architecture.md lists them, the topmost first."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     table = text.partition("\n## Rooms\n")[2].partition("\n## ")[0]
     return re.findall(r"^\| `(\w+)/?` \|", table, flags=re.MULTILINE)
 
@@ -155,7 +155,7 @@ def test_what_runs_on_gpus_alone_imports_names_that_are_there() -> None:
     """No other test on a machine without one would see that a name has moved."""
     modules = _modules()
     missing = []
-    for folder in ("benchmarks", "tests", "tools", "console"):
+    for folder in ("dev", "tests", "console"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(_tree(path)):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(ALIAS):

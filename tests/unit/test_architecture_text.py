@@ -1,5 +1,5 @@
-"""ARCHITECTURE.md says what the code says: its tables of threads and locks, the names in it; and it
-reads easily.
+"""docs/architecture.md says what the code says: its tables of threads and locks, the names in it;
+and it reads easily.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("backends", "nodes", "console")
-TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 LOCKS = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore"}
 #: Words that stand in code's letters, and are names of something else than ours.
 OTHERS = frozenset(
@@ -106,7 +106,7 @@ def known() -> frozenset[str]:
 @cache
 def names_in_tests() -> frozenset[str]:
     """Every name in capitals, and of a function, in tests and tools."""
-    texts = (p.read_text("utf-8") for f in ("tests", "tools") for p in (ROOT / f).rglob("*.py"))
+    texts = (p.read_text("utf-8") for f in ("tests", "dev") for p in (ROOT / f).rglob("*.py"))
     return frozenset(re.findall(r"^(?:def )?(\w+)(?: =|: |\()", "\n".join(texts), flags=re.M))
 
 

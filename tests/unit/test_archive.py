@@ -29,7 +29,7 @@ MAX_FILE_BYTES = 200_000
 #: Folders whose every file a user needs.
 WHOLE = ("backends", "console", "locales", "nodes", "web", "workflows")
 #: Top-level names that are only for those who work on the pack.
-NOT_SHIPPED = {"tests", "benchmarks", "tools", "dev.py", ".ci", ".gitignore", ".comfyignore"}
+NOT_SHIPPED = {"tests", "dev", ".ci", ".gitignore", ".comfyignore"}
 
 
 def _git(*arguments: str) -> list[str]:

@@ -23,7 +23,7 @@ ALIAS = "warmgraph_benchmarks"
 @pytest.fixture(scope="module")
 def benchmarks() -> ModuleType:
     if ALIAS not in sys.modules:
-        load(ALIAS, ROOT / "benchmarks")
+        load(ALIAS, ROOT / "dev" / "benchmarks")
     for name in (
         "lab",
         "measure",

@@ -6,8 +6,8 @@ import ast
 import inspect
 from pathlib import Path
 
-from benchmarks.lab import Lab
-from benchmarks.tasks import TASKS
+from dev.benchmarks.lab import Lab
+from dev.benchmarks.tasks import TASKS
 from warmgraph_backends.attaching.caches import Caches
 from warmgraph_backends.engine import Engine
 
@@ -30,7 +30,7 @@ def _has(cls: type) -> set[str]:
 def test_what_tasks_ask_of_an_engine_is_there() -> None:
     has = {"engine": _has(Engine), "engine.caches": _has(Caches)}
     asked = 0
-    for path in sorted((ROOT / "benchmarks" / "tasks").glob("*.py")):
+    for path in sorted((ROOT / "dev" / "benchmarks" / "tasks").glob("*.py")):
         for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(each, ast.Attribute) and (of := ast.unparse(each.value)) in has:
                 asked += 1
@@ -40,7 +40,7 @@ def test_what_tasks_ask_of_an_engine_is_there() -> None:
 
 def test_what_is_run_is_a_task_and_takes_what_it_is_given() -> None:
     own, asked = set(inspect.signature(Lab.run).parameters), 0
-    paths = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "tests" / "gpu").glob("*.py")]
+    paths = [*(ROOT / "dev" / "benchmarks").glob("*.py"), *(ROOT / "tests" / "gpu").glob("*.py")]
     for path in sorted(paths):
         for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not (isinstance(each, ast.Call) and each.args):

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_small_fleet_over_a_bucket_that_loses_requests_is_warm_and_builds_once(
     tmp_path: Path,
 ) -> None:
-    command = [sys.executable, "-m", "benchmarks.fleet_trial", "losses", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "dev.benchmarks.fleet_trial", "losses", "--out", str(tmp_path)]
     command += ["--workers", "20", "--builders", "2", "--start-s", "1", "--build-s", "0.05"]
     command += ["--run-s", "0.2", "--missed-s", "0.2", "--limit-s", "60"]
     subprocess.run(command, cwd=ROOT, check=True, timeout=120)

@@ -96,7 +96,7 @@ def test_keys_are_the_same_in_another_process_with_another_hash_seed_name_and_ch
     assert os.environ.get("PYTHONHASHSEED") != "4711"
     other = host.base / "models" / "checkpoints" / host.model_file("narrowxl", seed=1)
     alias = "/srv/some place/custom_nodes/warm-graph.backends"
-    folders = [str(ROOT / "backends"), alias, str(ROOT / "tools"), str(host.tree)]
+    folders = [str(ROOT / "backends"), alias, str(ROOT / "dev" / "tools"), str(host.tree)]
     arguments = [*folders, str(other), *HOST_FLAGS]
     run = subprocess.run(
         [sys.executable, "-c", _SCRIPT, *arguments],

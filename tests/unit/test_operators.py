@@ -87,7 +87,14 @@ def test_they_are_made_where_the_path_of_the_pack_is_not_utf_8_for_python(
     shutil.copytree(BACKENDS.parent / "locales", pack.parent / "locales")
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     run = subprocess.run(
-        [sys.executable, "-c", _IMPORT, BACKENDS.parent / "tools", os.fsencode(pack), host.tree],
+        [
+            sys.executable,
+            "-c",
+            _IMPORT,
+            BACKENDS.parent / "dev" / "tools",
+            os.fsencode(pack),
+            host.tree,
+        ],
         env={**os.environ, **plain},
         capture_output=True,
         text=True,

@@ -114,7 +114,7 @@ README = ROOT / "README.md"
 PAGES = [README, *(DOCS / f"{n}.md" for n in ("get-started", "which-node", "troubleshooting"))]
 PAGES.append(DOCS / "hosting.md")
 OTHERS = [DOCS / f"{n}.md" for n in ("measured", "deepcache", "step-cache", "developers")]
-OTHERS += [ROOT / "ARCHITECTURE.md", ROOT / "benchmarks" / "README.md"]
+OTHERS += [ROOT / "docs" / "architecture.md", ROOT / "dev" / "benchmarks" / "README.md"]
 #: Names of nodes and of things, in which a word of the inside may stand.
 NAMES = r"CUDA graphs?|[Cc]ompiled [Gg]raphs?"
 INSIDE = re.compile(r"\b(regions?|kinds?|captur\w+|epochs?|graphs?)\b", re.IGNORECASE)
@@ -225,7 +225,9 @@ def test_routes_and_metrics_of_the_page_are_those_of_the_code() -> None:
 
 # --- figures ------------------------------------------------------------------------------------
 
-HEADLINE = json.loads((ROOT / "benchmarks" / "results" / "headline.json").read_text("utf-8"))
+HEADLINE = json.loads(
+    (ROOT / "dev" / "benchmarks" / "results" / "headline.json").read_text("utf-8")
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_id)

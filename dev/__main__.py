@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""The developer's commands: `demo`, `test` and `bench`, on a fresh machine as well.
+
+Each sets up what it needs first: a virtual environment in `.venv`, the pinned torch, the real
+ComfyUI in `.host`. Run it with Python 3.10 to 3.13; nothing else has to be installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+from tools import durations, kept_graphs, setup
+from tools.setup import Setup, SetupError, say
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Most of a test's time is one thread's, and two fifths of it pass in waiting for servers, pages and
+# builds: three processes keep two cores busy. A file is one process's, for what its tests share;
+# those that take longest come first. With a GPU it is one process after the other: they
+# would take the card's memory, and its time, from each other.
+PARALLEL = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
+
+# Images on a CPU are tensors of megabytes, which glibc asks the kernel for and gives back each
+# time: clearing those pages takes longer than what is computed on them.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+
+
+# Compiled graphs are found again by what is in them, in another clone as well.
+KEPT = kept_graphs.folder()
+
+# What looks at the code runs beside the tests; its words come after theirs.
+CHECKS = {
+    "ruff check": ["-m", "ruff", "check", "."],
+    "ruff format": ["-m", "ruff", "format", "--check", "."],
+    "mypy": ["-m", "mypy", "backends/"],
+}
+
+
+def start(
+    ready: Setup, arguments: Sequence[str | Path], output: IO[str] | None = None
+) -> subprocess.Popen[str]:
+    """Start a Python command in the virtual environment."""
+    kept = setup.keeping_bytecode(ROOT / ".venv-bytecode")
+    named = {"WARMGRAPH_HOST": str(ready.tree), kept_graphs.VARIABLE: str(KEPT)}
+    environment = {**KEEP_MEMORY, **os.environ, **kept, **named}
+    command = [str(ready.python), *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=output, stderr=output, text=True
+    )
+
+
+def run(ready: Setup, arguments: Sequence[str | Path]) -> int:
+    """Run a Python command in the virtual environment and return its exit status."""
+    return start(ready, arguments).wait()
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Show the whole way on a real server: build, swap in, any size, restart."""
+    ready = setup.prepare()
+    flags = ["--cpu"] if not ready.has_gpu else []
+    return run(ready, ["-m", "dev.tools.demo", "--folder", options.folder, *flags])
+
+
+def test(options: argparse.Namespace) -> int:
+    """Run every check; all of them run even when one fails."""
+    ready = setup.prepare(options.host, options.torch)
+    if options.from_nothing:
+        shutil.rmtree(KEPT, ignore_errors=True)
+    kept_graphs.prune(KEPT)
+    tests = ["-m", "pytest", "tests", *([] if ready.has_gpu else PARALLEL)]
+    if options.host == setup.DEFAULT_HOST and options.torch == setup.DEFAULT_TORCH:
+        checks = CHECKS
+        tests += [] if options.all else ["-m", "not slow"]
+    else:
+        checks = {}
+        tests += ["-m", "quick and not slow"]
+    tests += ["-k", options.k] if options.k else []
+    failed = []
+    with ExitStack() as stack:
+        beside = []
+        for name, arguments in checks.items():
+            output = stack.enter_context(tempfile.TemporaryFile("w+"))
+            beside.append((name, arguments, start(ready, arguments, output), output))
+        say(f"pytest: python {' '.join(tests)}")
+        report = Path(stack.enter_context(tempfile.TemporaryDirectory()), "report.xml")
+        recording = ["--junitxml", report] if options.record else []
+        if run(ready, [*tests, *recording]):
+            failed.append("pytest")
+        if options.record:
+            durations.record(report)
+        for name, arguments, process, output in beside:
+            say(f"{name}: python {' '.join(arguments)}")
+            if process.wait():
+                failed.append(name)
+            output.seek(0)
+            print(output.read(), end="", flush=True)
+    say(f"failed: {', '.join(failed)}" if failed else "all checks passed")
+    return 1 if failed else 0
+
+
+def bench(_options: argparse.Namespace) -> int:
+    """Run the benchmarks, which need a GPU."""
+    ready = setup.prepare()
+    if not ready.has_gpu:
+        say("the benchmarks need an NVIDIA GPU, and there is none here")
+        return 1
+    return run(ready, ["-m", "dev.benchmarks"])
+
+
+def main() -> int:
+    """Run one command and return its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("demo", help="the whole way on a real server, as a table")
+    command.add_argument("--folder", type=Path, default=ROOT / ".demo", help="default: .demo")
+    command.set_defaults(call=demo)
+    command = commands.add_parser("test", help="lint, format, types and tests")
+    command.add_argument(
+        "--host",
+        metavar="VERSION|TREE",
+        default=setup.DEFAULT_HOST,
+        help=f"the quick half with another ComfyUI: {', '.join(setup.HOSTS)}, or a tree's path",
+    )
+    command.add_argument(
+        "--torch",
+        metavar="VERSION",
+        default=setup.DEFAULT_TORCH,
+        help="the quick half with another torch, in a virtual environment of its own",
+    )
+    command.add_argument("--all", action="store_true", help="those that build for minutes, too")
+    command.add_argument(
+        "--from-nothing", action="store_true", help=f"keep no graphs of earlier runs ({KEPT})"
+    )
+    command.add_argument(
+        "--record", action="store_true", help="write tests/durations.json, which decides the order"
+    )
+    command.add_argument("-k", metavar="EXPRESSION", help="only tests that match, as for pytest")
+    command.set_defaults(call=test)
+    command = commands.add_parser("bench", help="the benchmarks (GPU)")
+    command.set_defaults(call=bench)
+    options = parser.parse_args()
+    try:
+        return int(options.call(options))
+    except SetupError as error:
+        say(str(error))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
