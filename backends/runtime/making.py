@@ -108,7 +108,7 @@ class Making:
     def _replayed(
         self, root: torch.nn.Module, host: Callable[..., Any], plain: Callable[[], Any], step: Step
     ) -> tuple[Any, Hashable]:
-        """A replayed call's result, and the form it was captured in; None if it was not captured."""
+        """A replayed call's result, and the form it was captured in; None if it was not."""
         run = partial(self._placing.run, forwards=step.serving.installed)
         call, book, replays = step.call, step.book, step.replays
         attempt = None
