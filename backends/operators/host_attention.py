@@ -1,7 +1,7 @@
 """Attention as one operator in a graph: it calls, when it runs, what the host would call there.
 
-Which attention a person runs (SageAttention, FlashAttention, another pack's function in the
-options) is no part of a graph then: it serves them all, and the choice can change between steps.
+So the choice of attention (SageAttention, FlashAttention, another pack's function in the options)
+is not part of a graph: it serves them all, and the choice can change between steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OF_A_LAYER = of("attention_between", why=of("own_attention"))
 
 
 class Choice(Protocol):
-    """Chooses the kernel where the host would take PyTorch's own (`AttentionChoice`)."""
+    """Chooses the kernel where the host would use PyTorch's own (`AttentionChoice`)."""
 
     def attend(
         self,
@@ -42,7 +42,7 @@ class Choice(Protocol):
         calls: int,
         host: Callable[[], torch.Tensor],
     ) -> torch.Tensor:
-        """Compute it, by `host` or otherwise; a step makes about so many such `calls`."""
+        """Compute attention, by `host` or another kernel; a step makes about `calls` such calls."""
 
 
 class _Thread(threading.local):
@@ -61,7 +61,7 @@ class _Thread(threading.local):
 
 class attending_with:  # noqa: N801, no generator: it is entered for each block
     """Until this ends, let the operator pass these `transformer_options` on, and attend under those
-    masks, or by those functions, whose names a form's reference has (`LiveMask`, `LiveAttention`).
+    masks, or by those functions, that a form's reference names (`LiveMask`, `LiveAttention`).
     """
 
     def __init__(self, options: dict[str, Any], live: Mapping[str, Any] | None = None) -> None:
@@ -78,7 +78,7 @@ class attending_with:  # noqa: N801, no generator: it is entered for each block
 
 
 class choosing_by:  # noqa: N801, no generator: it is entered for each block
-    """Until this ends, let the operator take a kernel by this choice where the host would take
+    """Until this ends, let the operator choose the kernel by this where the host would use
     PyTorch's own.
     """
 
@@ -87,7 +87,7 @@ class choosing_by:  # noqa: N801, no generator: it is entered for each block
 
         Args:
             choice: None leaves it to the host.
-            calls: how many regions like the one that is computed a step has.
+            calls: how many regions like the current one a step has.
         """
         self._mine = choice, calls
 
@@ -101,10 +101,11 @@ class choosing_by:  # noqa: N801, no generator: it is entered for each block
 
 @contextlib.contextmanager
 def traced(*, layers: bool) -> Iterator[None]:
-    """Until this ends, have all that the host's code calls attention by go to the operator.
+    """Until this ends, redirect every name by which the host's code calls attention to the
+    operator.
 
     Args:
-        layers: whether what is traced has parts that may name an attention of their own.
+        layers: whether what is traced has parts that may name their own attention.
     """
     with attention.answered_by(stand_in):
         _thread.must_be_named = layers
@@ -173,15 +174,15 @@ def _unknown(*arguments: str) -> BuildError:
 
 
 class LiveAttention(live_arguments.LiveArgument):
-    """Stands, while a block is traced, for a function that the block is called with and attends by:
-    `(query, key, value [batch, rows, heads, width], heads, preferred_attention=)` to
-    `[batch, rows, heads * width]`.
+    """Stands, while a block is traced, for an attention function that the block is called with:
+    `(query, key, value [batch, rows, heads, width], heads, preferred_attention=)` to `[batch, rows,
+    heads * width]`.
     """
 
     def __call__(
         self, query: Any, key: Any, value: Any, heads: int, preferred_attention: Any = None
     ) -> torch.Tensor:
-        """Have a graph call the step's own.
+        """Have the graph call the step's own function.
 
         Raises:
             BuildError: it is called with something that the operator cannot pass on.
@@ -208,15 +209,15 @@ def _signature(
     skip_output_reshape: bool = False,
     **named: Any,
 ) -> None:
-    """What the host's functions of attention take."""
+    """The arguments of the host's attention functions."""
 
 
 _CALL = inspect.signature(_signature)
 
 
 def opaque(function: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """As `stand_in`, by the host's own means for that: `transformer_options` that name it. Of a
-    layer's own attention it is not told.
+    """As `stand_in`, by the host's own means: `transformer_options` that name it. A layer's own
+    attention does not reach it.
     """
     if _thread.must_be_named:
         raise BuildError(of("attention_unnamed"))
@@ -228,7 +229,7 @@ OPTIONS: dict[str, Any] = {ATTENTION: opaque}
 
 
 def options_of_step() -> dict[str, Any]:
-    """Return the `transformer_options` of the block that is computed, the very ones."""
+    """Return the current block's `transformer_options`, the object itself."""
     return {} if _thread.options is None else _thread.options
 
 
@@ -251,8 +252,8 @@ def asking(function: Any) -> Iterator[None]:
 
 
 def options() -> dict[str, Any]:
-    """Return what a form's reference calls the host's block with: in a region's call the step's own
-    options, as the host does.
+    """Return the options that a form's reference passes to the host's block: in a region's call the
+    step's own, as in the host.
     """
     return OPTIONS if _thread.options is None else dict(_thread.options)
 
@@ -333,7 +334,7 @@ def _why_apart(
     called: str,
     *_: Any,
 ) -> Reason | None:
-    """Why a call cannot be recorded: it goes to code that may do something else the next time."""
+    """Why a call cannot be recorded: it runs code that may do something else the next time."""
     layer = part_at(path) if path else None
     masked = live_arguments.of_step(masked_by) if masked_by else None
     if called or not isinstance(masked, (torch.Tensor, type(None))):
@@ -348,13 +349,15 @@ def _why_apart(
 
 
 def name_of_step() -> Hashable:
-    """Return what is equal for steps whose attention goes to functions that do the same."""
+    """Return a name, equal for steps whose attention functions do the same."""
     functions = attention.chosen(_thread.options or {}) or ()
     return tuple(steady(each).name for each in functions)
 
 
 def _by(choice: Choice) -> Callable[..., torch.Tensor]:
-    """Make what options name in the place of the host's attention: a kernel by this choice."""
+    """Make the function that options name in place of the host's attention: a kernel by this
+    choice.
+    """
 
     def attend(
         function: Callable[..., torch.Tensor],

@@ -1,5 +1,5 @@
-"""What a call brings along for its attention, and a graph is given when it runs: masks, and
-functions that attend. Which form they have, and whether there is a mask at all, is no part of it.
+"""Arguments of a call for its attention that a graph gets when it runs: masks and attention
+functions. A graph depends on neither their form nor on whether there is a mask.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from typing import Any, TypeVar
 
 
 class LiveArgument:
-    """Stands for one of them while a block is traced."""
+    """Stands for such an argument while a block is traced."""
 
     def __init__(self, name: str) -> None:
         """Set up for one name.
 
         Args:
-            name: by which a call's own are known.
+            name: by which a call's own argument is found.
         """
         self.name = name
 
 
 class LiveMask(LiveArgument):
-    """Stands for a mask; it can be handed to attention alone."""
+    """Stands for a mask; it can only be passed to attention."""
 
 
 Made = TypeVar("Made", bound=LiveArgument)
@@ -51,22 +51,22 @@ class attending_with:  # noqa: N801, no generator: it is entered for each block
 
 
 def of_step(name: str) -> Any:
-    """Return that of the block that is computed; None where it has none."""
+    """Return the current block's; None if it has none."""
     return None if _thread.arguments is None else _thread.arguments.get(name)
 
 
 def of_call() -> Mapping[str, Any]:
-    """Return all of the block that is computed, by their names."""
+    """Return all of the current block, by name."""
     return _thread.arguments or {}
 
 
 def is_of_step(value: Any) -> bool:
-    """Tell whether something is one of the block that is computed."""
+    """Tell whether something is one of the current block's."""
     return any(value is each for each in (_thread.arguments or {}).values())
 
 
 def given(name: str, made: type[Made]) -> Any:
-    """Return what a form's reference calls the host's block with: in a region's call the step's own
-    argument, as the host does.
+    """Return what a form's reference passes to the host's block: in a region's call the step's own
+    argument, as in the host.
     """
     return made(name) if _thread.arguments is None else _thread.arguments.get(name)

@@ -30,16 +30,16 @@ _RECORDING = "warmgraph_recording"
 
 
 class Recorder(Protocol):
-    """Records what runs in this thread, to be repeated without its Python."""
+    """Records what runs in this thread, to repeat it without Python."""
 
     def stand_apart(
         self, run: Callable[..., Any], fake: Callable[..., Any], args: Any, why: Reason
     ) -> Any:
-        """Return what `run(*args)` gives, which is to be called anew at each repetition.
+        """Return the result of `run(*args)`, which is called again at each repetition.
 
         Args:
-            fake: gives a result like it which holds nothing.
-            why: what is recorded cannot hold it.
+            fake: returns a result of the same form without memory.
+            why: it cannot be part of the recording.
         """
 
 
@@ -48,7 +48,7 @@ class _Thread(threading.local):
 
 
 class _Recording:
-    """Who records, in each thread: as the operators ask it, of whichever copy of this pack."""
+    """The recorder of each thread, for the operators of any copy of this pack."""
 
     thread: _Thread | None = _Thread()
 
@@ -82,9 +82,10 @@ def register(
     Args:
         schema: "name(Tensor input, ...) -> Tensor".
         state: what `run` reads.
-        why_apart: of one that may run others' code, whose calls keep their order in a graph
-            (`torch_api.turns`): says why a call with these arguments cannot be recorded; None: it
-            can. None where `run` is our own code alone: any call may be recorded, in any order.
+        why_apart: for an operator that may run others' code, whose calls keep their order in a
+            graph (`torch_api.turns`): says why a call with these arguments cannot be recorded, or
+            None if it can. None if `run` is only our own code: any call may be recorded, in any
+            order.
 
     Returns:
         The operator and its state: of the copy of this pack that was imported first.
@@ -136,15 +137,15 @@ def live(
     layout: str = CONTIGUOUS,
     own: bool = False,
 ) -> torch.Tensor:
-    """Compute by code that is not ours, within a graph.
+    """Run others' code within a graph.
 
     Args:
         what: its name for people.
-        shape: what the graph counts on.
-        inputs: what the code gets; it may hand one of them back.
-        dtype: likewise; None where it is the first input's.
-        layout: how the result lies in memory.
-        own: whether it is copied in any case: the code may keep what it gives.
+        shape: that the graph expects.
+        inputs: of the code; it may return one of them.
+        dtype: likewise; None: the first input's.
+        layout: of the result.
+        own: whether to copy the result in any case: the code may keep it.
 
     Returns:
         A tensor of its own.
