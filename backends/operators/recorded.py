@@ -78,8 +78,7 @@ class Record:
         return noted
 
     def attending_again(self, seen: dict[str, list[Any]]) -> Attention | None:
-        """Return a function that repeats the attention's results, and notes its inputs in `seen`.
-        """
+        """Return what repeats the attention's results, and notes its inputs in `seen`."""
         if self._attention is None:
             return None
         results = iter(self._results.get(_ATTENTION, ()))
