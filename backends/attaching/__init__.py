@@ -1,1 +1,1 @@
-"""How a session hangs on the host's objects: one module for each type of socket."""
+"""How a session is attached to the host's objects: one module for each type of socket."""

@@ -1,4 +1,4 @@
-"""What the engine knows of one of the host's objects, whatever its type."""
+"""What the engine knows of a host object of any type."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ KEY = "warmgraph"
 
 
 def when_unloaded(patcher: Any, session: Session) -> None:
-    """Have a session told when the host unloads the model of a ModelPatcher."""
+    """Notify a session when the host unloads the model of a ModelPatcher."""
 
     def detached(patcher: Any, unpatch_all: bool) -> None:
-        """The host's ON_DETACH callback; it comes at each load, too, with `unpatch_all` false."""
+        """The host's ON_DETACH callback; also called at each load, with `unpatch_all` false."""
         for scope in session.scopes if unpatch_all else ():
             if scope.holder is loaded_model(patcher):
                 scope.unloaded()
@@ -40,38 +40,38 @@ class Note:
 class Runs(Protocol):
     """What a session's owner is told about runs.
 
-    `begin` and `end` come in pairs, with the same `told`: whether the host tells of a run's end for
-    certain. Where it does not, `stay_busy` is called while the run lasts.
+    `begin` and `end` come in pairs, with the same `told`: whether the host surely reports a run's
+    end. If it does not, `stay_busy` is called during the run.
     """
 
     def begin(
         self, session: Session, placement: Callable[[], Placement] | None, *, told: bool = True
     ) -> None:
-        """A run starts: weights may lie elsewhere than in the last one, and patches may differ.
+        """A run starts: weights may have moved since the last one, and patches may differ.
 
         Args:
-            placement: asks where it runs; what it raises fails no prompt. None: not the session's
-                own module is run, but one that has its wrappers, too.
+            placement: returns where it runs; its exceptions fail no prompt. None: not the session's
+                own module runs, but another one with its wrappers.
         """
 
     def look(self, session: Session, placement: Callable[[], Placement]) -> None:
-        """The run goes on, and the host has prepared its model once more."""
+        """The host has prepared the model again within the run."""
 
     def begin_card(self, session: Session, card: Card, placement: Callable[[], Placement]) -> None:
         """A copy of the session's root module takes part in the run."""
 
     def end(self, session: Session, *, sampled: bool = False, told: bool = True) -> None:
-        """The run has ended, well or not; `sampled`: it was what the prompt is there for."""
+        """The run has ended, with or without an error; `sampled`: it was the prompt's sampling."""
 
     def stay_busy(self) -> None:
         """The prompt still runs."""
 
     def await_graphs(self, session: Session) -> None:
-        """Wait within a run for what is on its way, if that is what the user chose."""
+        """Wait within a run for pending graphs, if the user chose that."""
 
 
 class Left:
-    """One of the host's objects that is left as it is; `Attached`. Nothing of it is looked at."""
+    """A host object that is left as it is; `Attached`. It is not inspected."""
 
     sort = ""
     patcher: Any = None
@@ -104,18 +104,18 @@ class Left:
 
 
 class Attached(Protocol):
-    """A copy of one of the host's objects, to which a session can be attached.
+    """A copy of a host object, to which a session can be attached.
 
     Attributes:
         sort: "model", "vae" or "controlnet", for ids.
         name: what reports call it.
         value: the copy, of the type that came in; we have put nothing on it yet.
-        patcher: the host's ModelPatcher of its weights; None where it has none.
-        root: the module that is cut into regions; None where the host has loaded none.
+        patcher: the host's ModelPatcher of its weights; None without one.
+        root: the module that is cut into regions; None if the host has loaded none.
         holder: the module on which the host notes where its weights are.
-        scale: how its latents are to images; None where it makes no sampler's steps.
-        plan: cuts `root`, or a copy of it, into regions, or says in a line why it stays as it is;
-            it refers to none of them, for a session keeps it.
+        scale: of its latents to images; None if it makes no sampler's steps.
+        plan: cuts `root`, or a copy of it, into regions, or says in a line why not; it refers to
+            neither, because a session keeps it.
     """
 
     sort: str
@@ -128,7 +128,7 @@ class Attached(Protocol):
     plan: MakePlan
 
     def placement(self) -> Placement:
-        """Return where it runs, as things are now."""
+        """Return where it runs now."""
 
     def attach(self, session: Session, runs: Runs) -> None:
         """Make `value` run through a session."""

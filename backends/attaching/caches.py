@@ -1,4 +1,4 @@
-"""What caches over the steps of a run MODELs of this process carry."""
+"""The caches over the steps of a run that MODELs of this process carry."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .objects import Objects
 
 
 class Caches:
-    """Puts them on clones of MODELs, and knows those that are left."""
+    """Puts them on clones of MODELs, and lists those still in use."""
 
     def __init__(self, objects: Objects, events: Events, numbers: Iterator[int]) -> None:
         """Set up; there is none.
 
         Args:
-            objects: what of the host may be taken up.
-            events: is told of the end of each run.
+            objects: accepts the host's objects.
+            events: gets the end of each run.
             numbers: for their names in reports.
         """
         self._objects, self._events, self._numbers = objects, events, numbers
@@ -58,9 +58,9 @@ class Caches:
         return clone, identifier
 
     def of(self, model: Any) -> tuple[DeepCache | None, StepCache | None]:
-        """Return what a MODEL carries; of any other object nothing."""
+        """Return the caches of a MODEL; nothing for any other object."""
         return self._objects.deepcache(model), self._objects.stepcache(model)
 
     def all(self) -> tuple[list[DeepCache], list[StepCache]]:
-        """Return those that are left."""
+        """Return those still in use."""
         return list(self._deepcaches.values()), list(self._stepcaches.values())

@@ -30,7 +30,7 @@ _PER_RUN = of("network_per_run")
 
 
 class AttachedControlNet:
-    """A copy of a CONTROL_NET; `Attached`. One that is refused comes back itself, unchanged."""
+    """A copy of a CONTROL_NET; `Attached`. A refused one is returned itself, unchanged."""
 
     sort = "controlnet"
     scale: models.LatentScale | None = None
@@ -39,7 +39,7 @@ class AttachedControlNet:
         """Look at `control`, without what another of our nodes left on it.
 
         Args:
-            notes: where `note` keeps its line, for nothing is written on a refused object.
+            notes: where `note` keeps its line, because nothing is written on a refused object.
 
         Raises:
             TypeError: `control` is no ControlNet of any kind.
@@ -63,7 +63,7 @@ class AttachedControlNet:
         return _placement(self.value, self.root)
 
     def attach(self, session: Session, runs: Runs) -> None:
-        """Hang the session on a copy; the host's copies of the copy get it too."""
+        """Attach the session to a copy; the host's copies of the copy get it, too."""
         self.value = controlnets.copy(self.value)
         if controlnets.is_per_run(type(self.value)):
             session.note(_PER_RUN)
@@ -74,7 +74,7 @@ class AttachedControlNet:
 
 
 def carried(control: Any) -> Session | None:
-    """Return the session that `attach` hung on a CONTROL_NET, or None."""
+    """Return the session that `attach` put on a CONTROL_NET, or None."""
     hold = getattr(vars(control).get(controlnets.METHODS[0]), "hold", None)
     return hold.session if isinstance(hold, _Hold) else None
 
@@ -88,7 +88,7 @@ def plain(control: Any) -> Any:
 
 
 def refusal(control: Any) -> Reason | None:
-    """Say why nothing may be hung on a CONTROL_NET, or None."""
+    """Say why nothing may be attached to a CONTROL_NET, or None."""
     cls = type(control)
     if not controlnets.is_hosts(cls):
         why = of("not_hosts", name=cls.__name__, owner=owner_of(cls))
@@ -102,16 +102,16 @@ def refusal(control: Any) -> Reason | None:
 class _Hold:
     """One copy of a CONTROL_NET and its run.
 
-    The host may end a run without a word (Cancel, an error), so a run is over at the latest when
-    the next one begins.
+    The host may end a run unreported (Cancel, an error), so a run is over at the latest when the
+    next one begins.
     """
 
     def __init__(self, control: Any, session: Session, runs: Runs) -> None:
         self.session = session
-        self._control = weakref.ref(control)  # no cycle: the network goes when its object goes
+        self._control = weakref.ref(control)  # no cycle: the network is freed with its object
         self._runs = runs
         self._open = False
-        self._own: Scope | None = None  # where the network lives for one run
+        self._own: Scope | None = None  # where the network exists for one run only
 
     def call(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run the network once."""
@@ -165,7 +165,7 @@ class _Network:
 
 
 def _hang(control: Any, session: Session, runs: Runs) -> None:
-    """Put our methods into an instance; each does what the host's does, for this very object."""
+    """Put our methods into an instance; each does what the host's does, for this object."""
     cls: Any = type(control)
     own, attribute = weakref.ref(control), controlnets.network_attribute(cls)
     hold = _Hold(control, session, runs)

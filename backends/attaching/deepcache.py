@@ -1,6 +1,4 @@
-"""DeepCache on a MODEL: a clone of the host's ModelPatcher with three wrappers under a key of
-its own.
-"""
+"""DeepCache on a MODEL: a clone of the host's ModelPatcher with three wrappers of its own."""
 
 from __future__ import annotations
 
@@ -54,8 +52,8 @@ def apply(
 
 
 def _branch(model: Any, unet: Any, number: int) -> Branch:
-    """The UNet cut in two: where Compile Model is on the model, the cut that its session keeps, so
-    that what was captured for one DeepCache serves the next one, whatever its interval.
+    """The UNet cut in two. With Compile Model on the model it is the cut that its session keeps, so
+    that captures of one DeepCache serve the next one, whatever its interval.
     """
     number = min(number, depth(unet) - 1)
     session = carried_session(model)

@@ -1,9 +1,9 @@
-"""One evaluation of a model: which session serves it, and what the call of its diffusion model goes
-to.
+"""One evaluation of a model: which session serves it, and where the call of its diffusion model
+goes.
 
-The host gives a MODEL's wrappers to whatever is evaluated with its options: the second model of a
-guider, one that a sampler swaps in, a copy on another card. And that call may go round the wrapper
-around it: to another node's forward, or to a module of another node's.
+The host runs a MODEL's wrappers for whatever it evaluates with that MODEL's options: a guider's
+second model, one that a sampler swaps in, a copy on another card. And the call of the diffusion
+model may bypass its wrapper: to another node's forward, or to another node's module.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _WRAPPED = of("wraps_call")
 
 
 class Running(NamedTuple):
-    """Whose run of a session goes on.
+    """The current run of a session.
 
     Attributes:
         model: that runs.
-        told: whether the host told of its beginning, and so will of its end.
+        told: whether the host reported its beginning, and so will report its end.
     """
 
     model: Any
@@ -49,8 +49,8 @@ class Running(NamedTuple):
 
 class _Evaluation:
     """Attributes: the session that serves it, or why none does; whether the diffusion model's call
-    came to one; whether forwards are in place around another node's forward, within which it may
-    come once more.
+    reached one; whether forwards are in place around another node's forward, within which it may
+    come again.
     """
 
     def __init__(self, session: Session, why: Reason | None = None) -> None:
@@ -90,7 +90,7 @@ def around_evaluation(
 
 def around_step(session: Session, executor: Any, *args: Any, **kwargs: Any) -> Any:
     """The host's DIFFUSION_MODEL wrapper: one forward of the diffusion model."""
-    if torch.compiler.is_compiling():  # the whole model, by somebody else
+    if torch.compiler.is_compiling():  # another node runs the whole model
         return executor(*args, **kwargs)
     within = host.wrappers_within(executor)
     if within and host.are_step_caches(within):  # what they do not leave out is one of our calls
@@ -129,7 +129,7 @@ def why_no_step(patcher: Any) -> Reason:
 
 
 def placement_of(patcher: Any) -> Placement:
-    """Return where a MODEL runs, as things are now."""
+    """Return where a MODEL runs now."""
     device, dtype = models.load_device(patcher), models.compute_dtype(patcher)
     return Placement(device, dtype, models.patched_parts(patcher))
 
@@ -145,7 +145,7 @@ def _evaluation(session: Session, runs: Runs, model: Any) -> _Evaluation:
     patcher = models.running_on(model)
     theirs = None if patcher is None else host.attached(patcher, KEY)
     if isinstance(theirs, Session) and theirs.scope.holder is model:
-        if theirs.running is None:  # the host has not told of its run, nor will it of its end
+        if theirs.running is None:  # the host has not reported its run, and will not report its end
             theirs.running = Running(model, told=False)
             session.guests.append(theirs)
             runs.begin(theirs, partial(placement_of, patcher), told=False)
@@ -156,8 +156,8 @@ def _evaluation(session: Session, runs: Runs, model: Any) -> _Evaluation:
 def _evaluate(
     now: _Evaluation, model: Any, evaluate: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Make the host's evaluation within all other wrappers, which may have changed what the call in
-    it goes to.
+    """Make the host's evaluation within all other wrappers, which may have redirected the call in
+    it.
     """
     faults, root = now.session.scope.faults, now.session.scope.root
     found = faults.spare(STEP, "preparing a step", _route, now, models.called_module(model))
@@ -182,8 +182,8 @@ def _route(now: _Evaluation, called: Any) -> tuple[bool, Reason | None]:
 
 
 def _forward(now: _Evaluation, root: Any, *args: Any, **kwargs: Any) -> Any:
-    """What the host's call of a model goes to, where it lets nothing be put around the model's
-    forward, or another node has put its own there.
+    """Where the host's call of a model goes, if the host has no wrappers around the model's
+    forward, or another node has replaced it.
     """
     session, not_ours = now.session, None
     scope = session.scope.faults.spare(STEP, "preparing a step", session.scope_of, root)
@@ -202,7 +202,7 @@ def _forward(now: _Evaluation, root: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _theirs(root: Any) -> Reason | None:
-    """Say whose forward is in place of a root module's, None where it is the model's own."""
+    """Say whose forward is in place of a root module's, None if it is the model's own."""
     forward = vars(root).get("forward")
     if forward is None or is_own_method(root, "forward", forward):
         return None

@@ -34,7 +34,7 @@ class AttachedModel:
     sort = "model"
 
     def __init__(self, model: Any) -> None:
-        """Clone `model` and remove what an earlier node of ours left on the clone."""
+        """Clone `model` and remove from the clone what another of our nodes left."""
         clone = host.clone(model)
         host.unwrap(clone, "DIFFUSION_MODEL", KEY)
         host.unwrap(clone, "APPLY_MODEL", KEY)
@@ -53,7 +53,7 @@ class AttachedModel:
         return placement_of(self.patcher)
 
     def attach(self, session: Session, runs: Runs) -> None:
-        """Hang the session on the clone; the host copies all of it to clones of the clone."""
+        """Attach the session to the clone; the host copies it to clones of the clone."""
         clone = self.value
         host.attach(clone, KEY, session)
         host.wrap(clone, "DIFFUSION_MODEL", KEY, partial(around_step, session))
@@ -73,8 +73,8 @@ def carried(model: Any) -> Any:
 
 
 def _begins(session: Session, runs: Runs) -> Callable[[Any], None]:
-    """The host's ON_PRE_RUN callback, called with the patcher that runs: our clone, one that
-    the host has made of it for another card, or with weights of its own.
+    """The host's ON_PRE_RUN callback, called with the patcher that runs: our clone, or one that the
+    host has made of it for another card or with its own weights.
     """
 
     def begins(patcher: Any) -> None:
@@ -89,7 +89,7 @@ def _begins(session: Session, runs: Runs) -> Callable[[Any], None]:
             runs.begin(session, partial(placement_of, patcher) if is_own else None)
         if not is_own:
             faults.spare(STEP, "preparing a copy", _begins_copy, session, runs, patcher)
-        runs.await_graphs(session)  # a LoRA in bypass mode is put in when the model is loaded
+        runs.await_graphs(session)  # a LoRA in bypass mode is added when the model is loaded
 
     return begins
 

@@ -1,4 +1,4 @@
-"""The host's objects as the engine meets them: taken up, or left where this host lacks a name."""
+"""Accepts the host's objects, or leaves them if this host lacks a name."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .attached import Attached, Left, Note
 
 
 class Objects:
-    """Takes MODEL, VAE and CONTROL_NET up, and knows what was hung on them."""
+    """Accepts MODEL, VAE and CONTROL_NET, and finds what was attached to them."""
 
     def __init__(self, off: Mapping[Feature, Reason]) -> None:
-        """Set up; nothing is taken up yet.
+        """Set up; nothing is accepted yet.
 
         Args:
             off: which features are off with this host (`present.missing`).
@@ -32,24 +32,24 @@ class Objects:
         self._left: weakref.WeakKeyDictionary[Any, Note] = weakref.WeakKeyDictionary()
 
     def take_model(self, thing: Any) -> Attached:
-        """Take a MODEL up for a session."""
+        """Accept a MODEL for a session."""
         return self._leave(thing, Feature.EVERYTHING) or model.AttachedModel(thing)
 
     def take_vae(self, thing: Any, parts: str) -> Attached:
-        """Take a VAE up for a session."""
+        """Accept a VAE for a session."""
         return self._leave(thing, Feature.VAES) or vae.AttachedVAE(thing, parts)
 
     def take_controlnet(self, thing: Any) -> Attached:
-        """Take a CONTROL_NET up for a session.
+        """Accept a CONTROL_NET for a session.
 
         Raises:
-            TypeError: it is none.
+            TypeError: it is not one.
         """
         left = self._leave(thing, Feature.CONTROLNETS)
         return left or controlnet.AttachedControlNet(thing, self._left)
 
     def carried(self, thing: Any) -> Any:
-        """The session that one of the host's objects carries, or the note about it, or None."""
+        """The session that a host object carries, or the note about it, or None."""
         if (note := self._left.get(thing)) is not None:
             return note
         if is_model(thing):
@@ -67,7 +67,7 @@ class Objects:
         return stepcache.carried(thing) if off is None else None
 
     def require(self, feature: Feature) -> None:
-        """See that a feature is there.
+        """Require a feature.
 
         Raises:
             RequirementError: this host lacks something for it; the text says so for a user.

@@ -1,5 +1,5 @@
-"""Step Cache on a MODEL: a clone of the host's ModelPatcher with three wrappers under a key of its
-own, around whatever else is there.
+"""Step Cache on a MODEL: a clone of the host's ModelPatcher with three wrappers under its own key,
+around all others.
 """
 
 from __future__ import annotations

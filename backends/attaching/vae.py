@@ -2,7 +2,7 @@
 
 Weights and first-stage model are shared with the VAE that came in; the patcher is a clone, as for a
 MODEL. The copy's four public methods put our `decode` and `encode` into the first-stage model's
-instance for as long as one of them runs; nobody else's VAE ever meets them.
+instance while one of them runs; no other VAE ever sees them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class AttachedVAE:
         self.value.__class__ = getattr(type(vae), "warmgraph_host_class", type(vae))
         self.value.__dict__.pop(KEY, None)
         self.patcher = vaes.patcher(vae)
-        if self.patcher is not None:  # what others patch is not to reach `vae`
+        if self.patcher is not None:  # others' patches must not reach `vae`
             self.patcher = host.clone(self.patcher)
             vaes.put_patcher(self.value, self.patcher)
         self.root = vaes.first_stage_model(vae)
@@ -70,7 +70,7 @@ class AttachedVAE:
         return _placement(self.value)
 
     def attach(self, session: Session, runs: Runs) -> None:
-        """Hang the session on the copy."""
+        """Attach the session to the copy."""
         self.value.__class__ = _compiled_class(type(self.value))  # type: ignore[arg-type]
         self.value.__dict__[KEY] = _Attachment(session, runs)
         when_unloaded(self.patcher, session)
@@ -95,7 +95,7 @@ class _Attachment:
         self._calls: dict[str, tuple[Any, Any]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Attachment:
-        return self  # a deep copy has weights of its own, and a scope
+        return self  # a deep copy has its own weights and scope
 
     @contextlib.contextmanager
     def scope(self, vae: Any) -> Iterator[None]:
@@ -117,7 +117,7 @@ class _Attachment:
 
     @contextlib.contextmanager
     def _placed(self, whose: Session | Card) -> Iterator[Callable[[], None]]:
-        """Put our calls on a first-stage model; gives what takes them away before the end."""
+        """Put our calls on a first-stage model; yields what removes them early."""
         scope = whose.scope
         own, before = scope.root.__dict__, {}
         for name in vaes.CALLS:
@@ -140,7 +140,7 @@ class _Attachment:
             undo()
 
     def _our_call(self, scope: Scope, name: str, theirs: Any) -> Any:
-        if scope is not self.session.scope:  # a copy is to go when the host is done with it
+        if scope is not self.session.scope:  # a copy must be freed when the host drops it
             return partial(_call, self.session, scope, theirs)
         if name not in self._calls or self._calls[name][0] != theirs:
             self._calls[name] = theirs, partial(_call, self.session, scope, theirs)

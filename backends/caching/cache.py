@@ -1,5 +1,5 @@
-"""A cache over the steps of a sampler run: it begins and ends with one, and is off where
-something of its own fails.
+"""A cache over the steps of a sampler run: it begins and ends with one, and is off if its own code
+fails.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ R = TypeVar("R", bound=Run[Any])
 
 
 class Cache(Generic[R]):
-    """Keeps something of a model's evaluations within each sampler run. Only counts outlive it.
+    """Keeps part of a model's evaluations within each sampler run. Only counts outlive the run.
 
     Attributes:
         id: its name in reports.
         evaluations: how many there were so far, by sort (`tally`).
         tally: what the last run did; None before the first.
-        problem: why it stepped aside in the last run, if it did.
+        problem: why it was not used in the last run, if so.
     """
 
     #: As people call it, and the key of "something of it failed".
@@ -42,7 +42,7 @@ class Cache(Generic[R]):
         """Set up for one clone of a model.
 
         Args:
-            events: is told of the end of each run.
+            events: gets the end of each run.
             identifier: its name in reports.
         """
         self.id = identifier
@@ -66,7 +66,7 @@ class Cache(Generic[R]):
             self._events.publish(Event.RUN_ENDED)
 
     def _begin(self, guider: Any, sigmas: torch.Tensor, extra: Any, *others: Any) -> R | None:
-        """Return the run that begins, None where all of it is the host's."""
+        """Return the run that begins, None if the host makes all of it."""
         raise NotImplementedError
 
     def _ended(self, run: R) -> None:
@@ -76,7 +76,7 @@ class Cache(Generic[R]):
     def _telling(
         self, run: R, guider: Any, sigmas: Any, extra: Any, callback: Any, *others: Any
     ) -> tuple[Any, ...]:
-        """The sampler's arguments with a callback that tells its steps."""
+        """The sampler's arguments with a callback that reports its steps."""
 
         def after_step(number: int, *given: Any, **named: Any) -> Any:
             if self.problem is None:
@@ -94,11 +94,11 @@ class Cache(Generic[R]):
     # --- stepping aside ---------------------------------------------------------------------------
 
     def _guarded(self, ours: Callable[..., T], *args: Any) -> T | None:
-        """Call what the host alone would not; where it fails, the rest of the run is the host's."""
+        """Call our own code; if it fails, the host makes the rest of the run."""
         try:
             return ours(*args)
         except Exception as error:
-            if is_interrupt(error):  # the user's, in whatever is running
+            if is_interrupt(error):  # the user's cancel, wherever it is raised
                 raise
             self._failed(error)
             return None
@@ -112,5 +112,5 @@ class Cache(Generic[R]):
         """Leave the rest of this run to the host."""
         self.problem = why
         if self._run is not None:
-            self._run.let_go()  # its memory is the host's again
+            self._run.let_go()  # free its memory for the host
         logger.warning("%s: %s", self.name, why, exc_info=error)

@@ -12,7 +12,7 @@ def parse_steps(text: str) -> list[int]:
     """Read a list of step numbers such as `0,1,2,5,9`.
 
     Raises:
-        ValueError: it is no list of whole numbers from 0 on.
+        ValueError: it is not a list of whole numbers from 0 on.
     """
     validate_length("full steps", text)
     parts = [part.strip() for part in text.replace("\n", ",").split(",")]

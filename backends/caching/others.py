@@ -1,8 +1,8 @@
-"""Other packs' caches over steps, which decide by themselves what of a step is computed.
+"""Other packs' caches over steps, which decide what of a step is computed.
 
-They hook in everywhere (a function around the model's call, a wrapper of the host's, a forward in
-place of the model's own) and what they skip shows only once they do. But all of them say in their
-own names that they keep something: by these they are told.
+They hook in at various places (a function around the model's call, a host wrapper, a forward in
+place of the model's own), and what they skip shows only once they do. But all of them have a cache
+in their names, by which they are recognised.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _HOSTS = "EasyCache / LazyCache"
 
 
 def other_cache(patcher: Any, options: Any) -> Reason | None:
-    """Say whose cache decides about a run's steps, None where none does.
+    """Say whose cache decides about a run's steps, None if none does.
 
     Args:
-        patcher: the MODEL that runs; None where the host does not say.
+        patcher: the MODEL that runs; None if the host does not say.
         options: of the sampler's run.
     """
     if EASY_CACHE in options.get(TRANSFORMER, {}):
@@ -47,7 +47,7 @@ def other_cache(patcher: Any, options: Any) -> Reason | None:
 
 
 def _around(patcher: Any, options: Any) -> Iterator[tuple[str, Any]]:
-    """Give what stands around a model's call or in place of it, and by which name."""
+    """Yield what is put around a model's call or in place of it, and its name."""
     yield from named_wrappers(options.get(TRANSFORMER, {}))
     if patcher is None:
         return
@@ -66,7 +66,7 @@ def _code_of(function: Any) -> Any:
 
 
 def _names(code: Any) -> Iterator[str]:
-    """The name of a function or class, of what its code holds, and what it asks for by text."""
+    """The names of a function or class, in its code, and of the options that it reads."""
     yield str(code.__name__)
     methods = vars(code).values() if isinstance(code, type) else [code]
     for method in methods:

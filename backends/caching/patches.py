@@ -13,10 +13,10 @@ _HOOKS = "hooks"
 
 
 class Patch(NamedTuple):
-    """All that was put in one place.
+    """All that was put at one place.
 
-    Functions and objects are equal to themselves, and a method is to another binding of it. One
-    that is made anew for each call is equal to none, and such calls are all full ones.
+    Functions and objects equal themselves, and bound methods equal other bindings of the same
+    method. One that is made for each call equals none, so such calls are all full.
     """
 
     kind: str

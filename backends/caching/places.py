@@ -1,4 +1,4 @@
-"""What is kept of one sampler run: for each call that an evaluation makes, what a like one left."""
+"""What is kept during one sampler run, for each kind of call in an evaluation."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Place(NamedTuple):
     """One call among those that a sampler's evaluation makes.
 
     Attributes:
-        shape: what must be the same for two calls to share what is kept, besides their patches.
+        shape: what must be equal for two calls to share what is kept, besides their patches.
         patches: what other nodes put into it (`patches.patches_of`).
-        number: how many like it came before in the same evaluation: tiles, windows, rows by rows.
+        number: how many equal ones came before in the same evaluation: tiles, windows.
     """
 
     shape: Any
@@ -25,7 +25,7 @@ class Place(NamedTuple):
 
 
 class Places(Generic[V]):
-    """Finds what was kept of a call that was like this one in everything that shapes it."""
+    """Finds what was kept of a call that equals this one in everything that shapes it."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[Place, V]] = []
@@ -36,14 +36,14 @@ class Places(Generic[V]):
         self._calls.clear()
 
     def place(self, shape: Any, patches: list[Patch]) -> Place:
-        """Tell a call from those like it in the same evaluation."""
+        """Return a call's place, which differs from those of equal calls in the evaluation."""
         number = sum(known.shape == shape and known.patches == patches for known in self._calls)
         place = Place(shape, patches, number)
         self._calls.append(place)
         return place
 
     def find(self, place: Place) -> V | None:
-        """Return what the last call in this place left, or None."""
+        """Return what was kept of the last call at this place, or None."""
         return next((kept for known, kept in self._kept if known == place), None)
 
     def keep(self, place: Place, thing: V) -> None:
@@ -52,7 +52,7 @@ class Places(Generic[V]):
         self._kept.append((place, thing))
 
     def keep_only(self, is_wanted: Callable[[V], bool]) -> None:
-        """Forget what is not wanted any more."""
+        """Forget what is not needed any more."""
         self._kept = [each for each in self._kept if is_wanted(each[1])]
 
     def clear(self) -> None:
@@ -60,5 +60,5 @@ class Places(Generic[V]):
         self._kept.clear()
 
     def __iter__(self) -> Iterator[V]:
-        """Give all that is kept."""
+        """Iterate over all that is kept."""
         return (kept for _, kept in self._kept)

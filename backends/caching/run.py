@@ -1,9 +1,8 @@
-"""One sampler run, as a cache sees it: which step is being made, and what is kept of those before.
+"""One sampler run, as a cache sees it: the current step, and what is kept of those before.
 
-A sampler tells its steps by calling back in each: what it evaluates between two callbacks is one
-step here. One that evaluates twice a step (Heun, DPM2) calls back after the first, so the second
-goes with the first of the next step, which is at the same or a lower sigma. Nothing waits for the
-GPU to learn a sigma.
+A sampler calls back in each step: what it evaluates between two callbacks is one step here. One
+that evaluates twice a step (Heun, DPM2) calls back after the first, so the second counts to the
+next step, which is at the same or a lower sigma. Nothing waits for the GPU to read a sigma.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ class Run(Generic[V]):
         self.tally = tally
 
     def called_back(self, number: int) -> None:
-        """The sampler has made a step's evaluation, and goes on to what is the next one here."""
+        """The sampler has made a step's evaluation; what follows is the next step here."""
         if number < self.step - 1:  # it went back
             self.kept.clear()
         self.step = number + 1
 
     def let_go(self) -> None:
-        """Give the memory of what is kept back."""
+        """Free what is kept."""
         self.kept = Places()
 
 
@@ -47,7 +46,7 @@ def in_range(sigmas: Sequence[float], first_sigma: float, last_sigma: float) -> 
     """Return the steps whose sigma lies between two sigmas, both included.
 
     Args:
-        sigmas: of the run, falling, with the last one where it ends, which is no step.
+        sigmas: of the run, falling; the last one is its end, not a step.
         first_sigma: the larger one, at which the part begins.
     """
     steps = range(len(sigmas) - 1)

@@ -17,13 +17,13 @@ _ROLES = ("positive", "negative")
 
 
 class Tally:
-    """Counts the evaluations of one sampler run. Nothing waits for the GPU but a report."""
+    """Counts the evaluations of one sampler run. Only a report waits for the GPU."""
 
     def __init__(self, sorts: tuple[str, str]) -> None:
         """Set up; nothing is counted yet.
 
         Args:
-            sorts: of evaluations: the whole one, and the one that is there in its place.
+            sorts: of evaluations: the whole one, and the one that replaces it.
         """
         self._whole, self._other = sorts
         self._evaluations: Counter[tuple[Any, str]] = Counter()
@@ -32,7 +32,7 @@ class Tally:
         self.feature_bytes = 0
 
     def begin(self, sort: str, chunks: Sequence[Any], device: torch.device) -> Callable[[], None]:
-        """Count one call of the UNet and begin to time it; what comes back ends that.
+        """Count one call of the UNet and begin to time it; the returned function ends that.
 
         Args:
             chunks: conditionings of its batch, by the host's id and the role's number.
@@ -56,7 +56,7 @@ class Tally:
 
     @property
     def seconds_saved(self) -> float:
-        """What the other calls took less than as many whole ones, by the medians of both."""
+        """How much less the other calls took than as many whole ones, by both medians."""
         times = self._times()
         if not all(times.values()):
             return 0.0
@@ -83,7 +83,7 @@ def _role(chunk: Any) -> str:
 
 
 def _stopwatch(device: torch.device) -> Callable[[], Callable[[], float | None]]:
-    """Begin to measure; what comes back ends it, and gives the way to ask for the seconds."""
+    """Begin to measure; the returned function ends it, and returns one that reads the seconds."""
     begun = mark(device)
     if begun is None:
         begin = time.perf_counter()

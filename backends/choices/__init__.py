@@ -1,1 +1,1 @@
-"""Which of several ways is taken, by what was timed on this card."""
+"""Chooses among several ways by timing on this card."""

@@ -1,7 +1,7 @@
-"""Which kernel attention runs with where the host would take PyTorch's own: chosen when it runs.
+"""Chooses the attention kernel at run time where the host would use PyTorch's own.
 
-The host asks for flash attention first. On some cards cuDNN's is much quicker over many tokens, on
-others it is not; so both are timed (`ways`).
+The host prefers flash attention. On some cards cuDNN's is much faster over many tokens, on others
+not; so both are timed (`ways`).
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class AttentionChoice:
         calls: int,
         host: Callable[[], torch.Tensor],
     ) -> torch.Tensor:
-        """Compute attention without a mask, by the quicker kernel.
+        """Compute attention without a mask, by the faster kernel.
 
         Args:
             query: [batch, rows, heads * width], or [batch, heads, rows, width] where `split`.
-            key: likewise; of fewer heads where several share theirs.
+            key: likewise; of fewer heads if heads share them.
             value: as `key`.
             calls: how many such calls a step makes.
-            host: does the same by the host's function, which would take PyTorch's own here.
+            host: the same by the host's function, which would use PyTorch's own here.
 
         Returns:
             [batch, rows, heads * width].
@@ -84,12 +84,12 @@ class AttentionChoice:
 
 
 def must_save_ms(calls: int) -> float:
-    """What a call must save by cuDNN's kernel, of so many in a step, that its plan is paid for."""
+    """How much each call must save by cuDNN's kernel, of so many in a step, to pay for its plan."""
     return max(PLAN_MS / (STEPS * calls), LEAST_MS)
 
 
 def _is_open(query: torch.Tensor) -> bool:
-    """Whether there is a choice at all in this process, as it is set now."""
+    """Whether there is a choice in this process, with its current settings."""
     return (
         kind_of(query.device).has_cudnn_attention
         and query.dtype in (torch.float16, torch.bfloat16)
@@ -102,7 +102,7 @@ def _is_open(query: torch.Tensor) -> bool:
 def _class(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int, *, split: bool
 ) -> str | None:
-    """The class of these sizes, None where the host's kernel is taken unasked."""
+    """The class of these sizes; None: the host's kernel without timing."""
     q, k, v = (_heads(tensor, heads, split) for tensor in (query, key, value))
     batch, heads, rows, width = q.shape
     groups = k.shape[1]

@@ -1,4 +1,4 @@
-"""What chooses, when a graph runs, between kernels for what its operators compute."""
+"""What chooses the kernels of a graph's operators at run time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Choices(NamedTuple):
 
     @classmethod
     def kept(cls, directory: Path, machine: str) -> Choices:
-        """Make those that measure.
+        """Make the choices that measure.
 
         Args:
             directory: where they keep their times, the pack's private folder.

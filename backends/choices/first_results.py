@@ -18,7 +18,7 @@ Call = Callable[[list[Any]], Any]
 
 
 class Loaded(Protocol):
-    """What is loaded of a graph."""
+    """A loaded graph."""
 
     @property
     def call(self) -> Call: ...
@@ -40,7 +40,7 @@ class FirstResults:
     """Which calls were compared."""
 
     def __init__(self) -> None:
-        """None was yet."""
+        """None is compared yet."""
         self._good: set[Call] = set()
 
     def __contains__(self, call: Call) -> bool:
@@ -61,11 +61,11 @@ class FirstResults:
         what: str,
         weights: str,
     ) -> Reason | None:
-        """Say how far a call's result is from plain maths if that is too far: the graph is dropped
+        """Say how far a call's result is from plain maths if that is too far; the graph is dropped
         then.
 
         Args:
-            found, exact: parts of the results that say enough.
+            found, exact: parts of the results, enough to compare.
             inputs: of the same parts.
             what: the graph computes, for the log.
             weights: the sort of its weights.

@@ -1,19 +1,19 @@
-"""Products by int8 weights, as the processor and the GPU are quicker with them.
+"""Products by int8 weights, in the way that is fastest on this processor and GPU.
 
-The host's library comes to its kernels through a class of tensors, an operator and a choice among
-backends, at each call, and where a model's weights come over at each call, the steps wait for the
-processor. So its choice is asked for once for each form, and called.
+The host's library reaches its kernels through a tensor class, an operator and a choice among
+backends at each call, and where a model's weights are loaded at each call, steps wait for the
+processor. So its choice is made once for each form, and then called directly.
 
-What they multiply has to be quantised row by row at each call, after an activation if the host's
-code puts one there, and rotated where the weight's rows were (ConvRot). The library's kernels for
-that take several times what their reads and writes would on some cards. There our own kernel is
-quicker (`int8_rows`). Rows that it does not take are the library's.
+Their input must be quantised row by row at each call, after an activation if the host's code has
+one, and rotated if the weight's rows are (ConvRot). On some cards the library's kernels for that
+take several times as long as their reads and writes. There our own kernel is faster (`int8_rows`).
+The library handles rows that it does not accept.
 
-The product itself is the library's, too, or that of our own graph, where one is loaded
-(`own_products`). All ways that there are get timed (`ways`).
+The product itself is the library's, too, or that of our own graph, if one is loaded
+(`own_products`). All available ways are timed (`ways`).
 
-What several products multiply, as those of queries, keys and values, is quantised once for all of
-them where they are not the library's.
+An input of several products, as of queries, keys and values, is quantised once for all of them,
+unless the library multiplies.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MUST_SAVE_MS = 0.005
 
 
 class _Layer(NamedTuple):
-    """What is multiplied by."""
+    """The weight of a product."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -85,10 +85,10 @@ class Int8Products:
     def multiply(
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, act: str = ""
     ) -> torch.Tensor:
-        """Return `linear(input, weight, bias)`, by the quickest way where the weight is int8.
+        """Return `linear(input, weight, bias)`, in the fastest way if the weight is int8.
 
         Args:
-            input: [..., in], or what an activation makes that of.
+            input: [..., in], or the input of an activation before it.
             weight: [out, in], a tensor of the library's or any other.
             act: that activation, by the host's name; it is computed while rows are quantised.
         """
@@ -100,8 +100,8 @@ class Int8Products:
     def multiply_several(
         self, input: torch.Tensor, layers: Sequence[tuple[Any, Any]], act: str = ""
     ) -> list[torch.Tensor]:
-        """Return what `multiply` would by each (weight, bias): by one way for all of them, where
-        they are int8 and rotated alike.
+        """Return what `multiply` would for each (weight, bias): in one way for all, if they are
+        int8 and rotated alike.
 
         Args:
             input, act: as of `multiply`.
@@ -135,7 +135,7 @@ class Int8Products:
     def _others(
         self, input: torch.Tensor, layers: Sequence[_Layer], act: str
     ) -> tuple[dict[str, Callable[[], list[torch.Tensor]]], list[str]]:
-        """The other ways that there are for products, and what tells these from `APART` alone."""
+        """The other available ways for products, and names that tell them from `APART` alone."""
         group = layers[0].parts.group
         if group not in (None, GROUP) or not _is_open(input):
             return {}, []
@@ -170,7 +170,7 @@ class Int8Products:
         bias: torch.Tensor | None,
         act: str,
     ) -> kitchen.Int8Product | None:
-        """The library's for such a product; None where it cannot be had by itself."""
+        """The library's function for such a product; None if it cannot be called directly."""
         form = input.shape, parts.values.shape, input.dtype, parts.group, act
         known = form, input.device, bias is None
         if known not in self._products:
@@ -220,13 +220,13 @@ def _ours(
 def _quantised(
     input: torch.Tensor, kernel: Int8Rows, layers: Sequence[_Layer], act: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What int8 weights multiply: int8 `[rows, width]`, and a scale for each row."""
+    """The input of int8 products: int8 `[rows, width]`, and a scale for each row."""
     rows = input.reshape(-1, input.shape[-1]).contiguous()
     return kernel.quantise(rows, act=act, rotated=layers[0].parts.group is not None)
 
 
 def _is_open(input: torch.Tensor) -> bool:
-    """Whether there may be a choice for these rows at all."""
+    """Whether there may be a choice for these rows."""
     return (
         kind_of(input.device).has_nvrtc
         and input.dtype in (torch.float16, torch.bfloat16, torch.float32)
@@ -235,7 +235,7 @@ def _is_open(input: torch.Tensor) -> bool:
 
 
 def _class(input: torch.Tensor, layers: Sequence[_Layer], act: str, names: Sequence[str]) -> str:
-    """What calls that take about as long have in common, the ways that there are among it."""
+    """A name for calls that take about as long, including the available ways."""
     parts = [layer.parts for layer in layers]
     width = parts[0].values.shape[1]
     out = "+".join(str(each.values.shape[0]) for each in parts)

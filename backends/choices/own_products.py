@@ -23,10 +23,10 @@ class OwnProduct(NamedTuple):
     """A graph that may be called now.
 
     Attributes:
-        name: that tells it from those of other versions.
+        name: unique among versions.
         multiply: `(rows, scales, weight, weight_scales, bias)`: int8 [count, width] and float32
             [count, 1] by int8 [columns, width] and float32, for each of its rows or for all; a bias
-            [columns] or none. Gives [count, columns].
+            [columns] or none. Returns [count, columns].
     """
 
     name: str
@@ -34,7 +34,7 @@ class OwnProduct(NamedTuple):
 
 
 class OwnProducts:
-    """The graphs that are there, by where they run and what they give; for any thread."""
+    """The loaded graphs, by where they run and their result's dtype; for any thread."""
 
     def __init__(self) -> None:
         """Nothing is offered yet."""
@@ -52,8 +52,8 @@ class OwnProducts:
         self._offered[device, dtype, card] = graph
 
     def of(self, like: torch.Tensor, weight: Int8Weight) -> OwnProduct | None:
-        """Return what multiplies by a weight, and gives what is on the device and of the dtype of
-        this tensor; None where there is no such graph, or it cannot take the weight at this moment.
+        """Return what multiplies by a weight, with results on the device and of the dtype of this
+        tensor; None without such a graph, or if it cannot take the weight at this moment.
         """
         graph = self._offered.get((like.device.type, like.dtype, index(like.device)))
         loaded = None if graph is None else graph.loaded
@@ -90,7 +90,7 @@ class OwnProducts:
         return OwnProduct(graph.key[:8], multiply)
 
     def _nothing(self, like: torch.Tensor, columns: int) -> torch.Tensor:
-        """What adds nothing to so many columns."""
+        """A bias that adds nothing, for so many columns."""
         form = like.device, like.dtype, columns
         found = self._none.get(form)
         if found is None:
@@ -117,14 +117,14 @@ class OwnProducts:
 
 
 def _is_taken(weight: torch.Tensor) -> bool:
-    """Whether a weight lies in memory as graphs take it, and its sides come in sixteens."""
+    """Whether a weight has the layout that graphs read, and dimensions in multiples of 16."""
     columns, width = weight.shape
     sides = columns % SIXTEEN == 0 == width % SIXTEEN
     return sides and weight.is_contiguous() and weight.data_ptr() % SIXTEEN == 0
 
 
 def _of_each(values: torch.Tensor, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """One value for each column, in sixteens."""
+    """One value for each column, in multiples of 16."""
     if values.numel() != columns:
         values = values.reshape(-1).expand(columns)
     return aligned(values.to(dtype).reshape(-1, SIXTEEN), CONTIGUOUS)

@@ -1,5 +1,5 @@
-"""Products by weights in blocks of bytes (GGUF files), which are unpacked at each call: by a graph
-of ours, in one pass over the memory; until that is loaded, step by step.
+"""Products by weights in blocks of bytes (GGUF files), which are unpacked at each call: by our own
+graph in one pass over the memory; until that is loaded, step by step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Form = tuple[str, str, torch.dtype, torch.dtype]
 
 
 class PackedProducts:
-    """For any thread."""
+    """A `host_layer.Caller` for weights in blocks; for any thread."""
 
     def __init__(self) -> None:
         """No graph is offered yet."""
@@ -43,11 +43,11 @@ class PackedProducts:
         bias: torch.Tensor | None,
         change: Callable[[torch.Tensor], torch.Tensor] | None,
     ) -> torch.Tensor | None:
-        """Return `linear(input, change(weight), bias)`, None where no graph unpacks the weight at
-        this moment.
+        """Return `linear(input, change(weight), bias)`, None if no graph unpacks the weight at this
+        moment.
 
         Args:
-            change: gets memory that is nobody's; None changes nothing.
+            change: gets memory that it may write into; None changes nothing.
         """
         unpacked = self._unpacked(weight)
         if unpacked is None:
@@ -55,7 +55,7 @@ class PackedProducts:
         return weight.multiply(input, bias, unpacked if change is None else change(unpacked))
 
     def _unpacked(self, weight: Packed) -> torch.Tensor | None:
-        """The weight itself; None where no graph computes it at this moment."""
+        """The unpacked weight; None if no graph computes it at this moment."""
         form = weight.device.type, weight.form.name, weight.steps, weight.dtype
         graph = self._offered.get((form, index(weight.device)))
         loaded = None if graph is None else graph.loaded
@@ -63,7 +63,7 @@ class PackedProducts:
             return None
         call = loaded.call
         is_compared = call in self._compared
-        if not is_compared and is_capturing(weight.device):  # nothing may be waited for
+        if not is_compared and is_capturing(weight.device):  # nothing may wait
             return None
         (result,) = call([weight.blocks])
         if not is_compared and not self._is_good(graph, call, weight, result):
@@ -80,7 +80,7 @@ class PackedProducts:
 
 
 def _is_taken(weight: Packed) -> bool:
-    """Whether a graph reads the blocks as they lie."""
+    """Whether a graph can read the blocks in their layout."""
     blocks = weight.blocks
     return (
         blocks.is_contiguous() and blocks.data_ptr() % 16 == 0 and len(blocks) <= weight.form.most

@@ -1,4 +1,4 @@
-"""What multiplies, when a graph runs, by the weights of layers that it leaves to others."""
+"""Multiplies, when a graph runs, by the weights of layers that it leaves to the host."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Products:
     def multiply(
         self, input: torch.Tensor, weight: Any, bias: torch.Tensor | None, act: str = ""
     ) -> torch.Tensor:
-        """Return `linear(input, weight, bias)`, of the input after `act` if one is named."""
+        """Return `linear(input, weight, bias)`, with the input after `act` if one is named."""
         if isinstance(weight, Packed):
             return self.packed.multiply(activations.activated(input, act), weight, bias)
         return self.int8.multiply(input, weight, bias, act)
@@ -44,8 +44,8 @@ class Products:
     def _by_blocks(
         self, layer: torch.nn.Module, blocks: gguf.Blocks, input: torch.Tensor
     ) -> torch.Tensor | None:
-        """By a weight that is unpacked here, and changed as the layer would; None where no graph
-        unpacks it.
+        """The product by a weight that is unpacked here, and changed as the layer would; None if no
+        graph unpacks it.
         """
         device, dtype = input.device, input.dtype
         values = blocks.values.to(device, non_blocking=True)

@@ -1,7 +1,7 @@
-"""Which of several ways to compute one thing is taken, by their times on this machine: all are
-timed once for a class of sizes, when a call of that class first comes, and kept in a small file.
+"""Chooses among several ways to compute one thing, by their times on this machine: all are timed
+once for a class of sizes, at its first call, and the times are kept in a small file.
 
-A graph holds no such choice: it serves every card and every PyTorch.
+A graph contains no such choice: it serves every card and every PyTorch.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Runs = Mapping[str, Callable[[], Result]]
 
 
 class Ways:
-    """Computes one sort of thing as the host does, or in another way where that is quicker on this
+    """Computes one sort of thing as the host does, or in another way if that is faster on this
     machine; for any thread.
 
     Attributes:
-        chosen: the ways that are taken, by form.
+        chosen: the chosen way, by form.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Ways:
     ) -> None:
         """Read the file.
 
-        What is no way of these in the file is passed over.
+        Unknown ways in the file are skipped.
 
         Args:
             path: the file.
@@ -71,16 +71,16 @@ class Ways:
         must_save_ms: float,
         device: torch.device | None = None,
     ) -> Result:
-        """Compute it; one way is taken for a form from its first call on.
+        """Compute it; the way of a form is fixed from its first call on.
 
         Args:
-            form: what a call's way hangs on, within this process: also on which ways there are,
-                and on the card.
-            size_class: says what calls of about the same times have in common, and which ways they
-                have, unless these are always the same; None where the host's way is taken unasked.
+            form: what a call's way depends on, within this process: also on the available ways, and
+                on the card.
+            size_class: a name for calls of about the same times, including their ways, unless these
+                are always the same; None: the host's way without timing.
             runs: the host's way and others. A class that was timed is not timed again.
-            must_save_ms: so much must a call save by another way than the host's.
-            device: where it is computed; None: on the machine's first card.
+            must_save_ms: how much a call must save by another way than the host's.
+            device: of the computation; None: the machine's first card.
         """
         chosen = self.chosen.get(form)
         if chosen is None:
@@ -97,14 +97,14 @@ class Ways:
                 return runs[chosen]()
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError as error:  # it takes not all sizes of a class
+            except RuntimeError as error:  # it does not take all sizes of a class
                 logger.debug("%s refused %s: %s", chosen, form, error)
                 self.chosen[form] = HOST
         return runs[HOST]()
 
     def _times(self, size_class: str, runs: Runs[Any], device: torch.device | None) -> Times | None:
-        """What each way takes, timed now where no call of this class was before; one that this GPU
-        refuses is missing. None where nothing can be timed now: a later call does it.
+        """The time of each way, measured now for a new class; a way that this GPU refuses is
+        missing. None if nothing can be timed now: a later call does it.
         """
         other = "" if device is None else sort_of(device)
         machine = f"{self._machine}/{other}" if other else self._machine
@@ -122,7 +122,7 @@ class Ways:
         return times
 
     def _keep(self, machine: str, size_class: str, times: Times) -> None:
-        """Remember times; a disk that cannot be written costs their being taken once more."""
+        """Remember times; if the disk cannot be written, they are measured again."""
         with self._lock:
             mine = self._all.setdefault(machine, {})
             mine[size_class] = {name: round(time, 4) for name, time in times.items()}
@@ -136,8 +136,8 @@ class Ways:
 
 
 def quickest(times: Times, ways: Collection[str], must_save_ms: float) -> str:
-    """Choose one of these ways: not the host's, if another saves enough. One that was refused has
-    no time.
+    """Choose one of these ways: another than the host's if that saves enough. A refused one has no
+    time.
     """
     timed = {way: times[way] for way in ways if way in times}
     best = min(timed, key=timed.__getitem__, default=HOST)

@@ -1,1 +1,1 @@
-"""Whose code runs: what a kind hangs on, what packs replaced."""
+"""Whose code runs: what a kind depends on, what packs replaced."""

@@ -37,7 +37,7 @@ def global_chains(code: types.CodeType) -> list[list[str]]:
 
 
 def codes(code: types.CodeType) -> Iterable[types.CodeType]:
-    """Yield a code object and all that are made within it."""
+    """Yield a code object and all those within it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -46,8 +46,8 @@ def codes(code: types.CodeType) -> Iterable[types.CodeType]:
 
 @lru_cache(maxsize=4096)
 def compares_identity(code: types.CodeType) -> bool:
-    """Tell whether code asks if two things are one, but for what it names: None, or a class."""
-    known = False  # whether what was loaded last is such
+    """Tell whether code compares identities, other than with what it names: None, or a class."""
+    known = False  # whether the last load was such a name
     for instruction in dis.get_instructions(code):
         if instruction.opname == "IS_OP" and not known:
             return True
@@ -68,7 +68,7 @@ def _constants(code: types.CodeType) -> tuple[Any, ...]:
 
 
 def canonical_text(value: Any) -> str:
-    """Write a code object or a constant down, the same in every process."""
+    """Write a code object or a constant as text, the same in every process."""
     if isinstance(value, types.CodeType):
         # Handlers and argument kinds are no part of the byte code.
         table = getattr(value, "co_exceptiontable", b"")  # Python 3.11 and newer

@@ -1,5 +1,5 @@
-"""Classes whose fields are declared, as data classes and named tuples: what makes their objects is
-code that no file has.
+"""Classes with declared fields, such as data classes and named tuples, whose constructors are code
+that no file contains.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from .watch import Watch
 
 
 def constructors(cls: type, watch: Watch) -> list[Callable[..., Any]]:
-    """Return what makes an object of such a class, with what its fields are where nothing is given;
-    nothing of any other.
+    """Return such a class's constructor and the defaults of its fields; nothing for any other
+    class.
 
     Args:
-        watch: gets their names, to notice later changes.
+        watch: their names are added, to notice later changes.
     """
     own: Any = cls
     made = [each for each in (own.__new__, own.__init__) if is_generated(each)]
@@ -25,7 +25,7 @@ def constructors(cls: type, watch: Watch) -> list[Callable[..., Any]]:
 
 
 def is_generated(function: Any) -> bool:
-    """Tell whether a function's code was made of a class's fields."""
+    """Tell whether a function's code was generated from a class's fields."""
     try:
         return bool(function.__code__.co_filename == "<string>")
     except AttributeError:

@@ -1,6 +1,6 @@
-"""Which names the code of the host's models mentions: what it may read from its options.
+"""Which names the code of the host's models mentions, and so may read from its options.
 
-An option whose name none of it has as a text, or as the name of an argument, cannot be read there.
+An option whose name does not occur there, as a text or as an argument's name, cannot be read.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def is_reader(module: str) -> bool:
 
 
 def _code_of(module: str) -> types.CodeType | None:
-    """A module's code, as its file has it; None where there is none to look at."""
+    """A module's code, from its file; None if it cannot be inspected."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
     if not isinstance(spec, ModuleSpec):
         return None

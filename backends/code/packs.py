@@ -17,7 +17,7 @@ OWN = __name__.rsplit(".", 2)[0]
 _HOMES = frozenset(
     (
         *("comfy", "comfy_extras", "comfy_kitchen", "comfy_aimdo"),
-        *("torch", "torchvision", "einops"),  # what the host's models are written with
+        *("torch", "torchvision", "einops"),  # libraries of the host's models
         *("abc", "builtins", "collections", "typing"),
     )
 )
@@ -32,9 +32,7 @@ class Pack(NamedTuple):
 
 
 def is_known(module: str | None) -> bool:
-    """Tell whether a module's code is the host's, of what its models are written with, or Python's
-    own.
-    """
+    """Tell whether a module's code is the host's, its models' libraries' or Python's own."""
     return (module or "").partition(".")[0] in _HOMES
 
 
@@ -46,16 +44,14 @@ def unbound(function: Any) -> Any:
 
 
 def origin(function: Any) -> str:
-    """Return the name of the module that a function's code is of, whatever it wraps and whatever
-    was bound to it.
-    """
+    """Return the name of the module of a function's code, whatever it wraps and is bound to."""
     return str(getattr(unbound(function), "__globals__", {}).get("__name__") or "")
 
 
 def pack_of(module: str) -> Pack | None:
-    """Return the pack that a module (by its name in `sys.modules`) belongs to, None if to none.
+    """Return the pack that a module (by its name in `sys.modules`) belongs to, or None.
 
-    The host and its own extras, torch, installed packages and this pack are none.
+    The host and its own extras, torch, installed packages and this pack do not count as packs.
     """
     if module.startswith(OWN):
         return None
@@ -72,12 +68,12 @@ def pack_of(module: str) -> Pack | None:
 
 
 def pack_of_function(function: Any) -> Pack | None:
-    """Return the pack whose code a function is, whatever it wraps; None where it is none's."""
+    """Return the pack of a function's code, whatever it wraps; None if it has none."""
     return pack_of(origin(function))
 
 
 def owner_of(part: Any) -> str:
-    """Name whose a class or function is, for people: a pack's folder, or else a package."""
+    """Name the owner of a class or function for people: a pack's folder, or else a package."""
     home = getattr(unbound(part), "__module__", None)
     module = origin(part) or str(home or "an unknown module")
     pack = pack_of(module)
@@ -87,7 +83,7 @@ def owner_of(part: Any) -> str:
 
 
 def foreign_class(cls: type) -> Reason | None:
-    """Say whose a class is, if it is neither the host's nor torch's."""
+    """Name the owner of a class that is neither the host's nor torch's."""
     if is_known(cls.__module__):
         return None
     return of("own_class", name=cls.__name__, owner=owner_of(cls))

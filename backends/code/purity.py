@@ -1,8 +1,8 @@
-"""What of another pack's function a graph can stand for, told from its code without running it.
+"""Whether a graph can replace another pack's function, judged from its code without running it.
 
-A graph is a pure function of weights and activations. A pack's function that only passes on what
-it was given, or computes with it, can be one; one that keeps what it computes, or reads what may
-change between calls, cannot: then this module says so in words.
+A graph is a pure function of weights and activations. A pack's function that only passes on its
+arguments, or computes with them, can be part of one; one that keeps what it computes, or reads what
+may change between calls, cannot, and this module says why.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _IGNORED = frozenset(
 
 
 def objection(function: Callable[..., Any], *, settings: bool = False) -> Reason | None:
-    """Say why no graph can stand for another pack's function, or None where one can.
+    """Say why no graph can replace another pack's function, or None if one can.
 
     Args:
         function: one whose code is not the host's, torch's or ours (`sources.is_foreign`).
-        settings: whether it may close over numbers and texts: whoever asks looks at them, too.
+        settings: whether it may close over numbers and texts, which the caller checks itself.
     """
     for value in defaults(function):
         if value and not is_plain(value):
@@ -64,24 +64,24 @@ def objection(function: Callable[..., Any], *, settings: bool = False) -> Reason
 
 
 def defaults(function: Any) -> tuple[Any, ...]:
-    """Return what a function takes for arguments that it is not given."""
+    """Return the defaults of a function's arguments."""
     return (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
 
 
 def is_plain(value: Any) -> bool:
-    """Tell whether a value is one that nothing changes."""
+    """Tell whether a value is immutable."""
     return all(map(is_plain, value)) if type(value) is tuple else isinstance(value, _PLAIN)
 
 
 def is_pure(module: str) -> bool:
-    """Tell whether what a module of torch's or of Python's own gives hangs on nothing that code
-    outside it may set.
+    """Tell whether the functions of a module of torch or Python depend on nothing that other code
+    may set.
     """
     return module.partition(".")[0] in _KNOWN_HOMES | _PURE
 
 
 def code_objection(function: Callable[..., Any], *, settings: bool = False) -> Reason | None:
-    """As `objection`, whatever its arguments are where it is given none."""
+    """As `objection`, regardless of its arguments' defaults."""
     free = _free(function)
     for code in codes(function.__code__):
         problem = _problem_of_code(code, free, function.__code__, settings)
@@ -95,10 +95,10 @@ def code_objection(function: Callable[..., Any], *, settings: bool = False) -> R
 
 
 def options_kept(function: Callable[..., Any]) -> list[tuple[Any, str]]:
-    """Return where a function, or one that it was put around, keeps the step's options: (object,
-    attribute), innermost last.
+    """Return where a function, or one that it wraps, keeps the step's options: (object, attribute),
+    innermost last.
 
-    A graph in its place leaves them there, too.
+    A graph in its place puts them there, too.
     """
     kept: list[tuple[Any, str]] = []
     pending, seen = [function], set()
@@ -146,7 +146,7 @@ def _problem_of_code(
 
 
 def _is_fixed(value: Any) -> bool:
-    """Tell whether what a function closes over computes and nothing else, as its code may show."""
+    """Tell whether what a function closes over only computes, judged from its code."""
     if isinstance(value, types.ModuleType):  # imported within the function around it
         return value.__name__.partition(".")[0] in _KNOWN_HOMES
     return isinstance(value, types.FunctionType) or is_operator(value)
@@ -169,7 +169,7 @@ def _problem_of_global(scope: dict[str, Any], chain: list[str]) -> Reason | None
         return None
     if isinstance(value, types.FunctionType):
         home = str(value.__module__)
-        if home.startswith("torch") and value.__name__ in _TRACED:  # another answer in a trace
+        if home.startswith("torch") and value.__name__ in _TRACED:  # answers differently in a trace
             return of("calls", name=name)
         return of("reads_changing", name=name) if is_outside(home) and not is_pure(home) else None
     module = value.__name__ if isinstance(value, types.ModuleType) else _home(value)
@@ -218,7 +218,7 @@ def _read(code: types.CodeType) -> tuple[dis.Instruction, ...]:
 
 
 def _free(function: Any) -> dict[str, Any]:
-    """What a function's free variables hold now."""
+    """The current values of a function's free variables."""
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:

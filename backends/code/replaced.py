@@ -1,7 +1,7 @@
 """Functions of the host that other packs replaced when they were imported, as data for a worker.
 
-The worker runs the very file that put a function in its place, so that it traces what is bound
-here; nothing else of the pack is run. Only what a graph can stand for is described (`foreign`).
+The worker runs the file that replaced a function, so that it traces what is bound here; nothing
+else of the pack is run. Only functions that a graph can replace are described (`foreign`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def describe_packs(
         through: the functions that it runs through.
 
     Raises:
-        DescriptionError: no graph can stand for one of them, or its file is not what runs.
+        DescriptionError: no graph can replace one of them, or its file is not what runs.
     """
     if (problem := _replaced_cast(classes)) is not None:
         raise DescriptionError(problem)
@@ -70,8 +70,8 @@ def describe_packs(
 
 
 def _replaced_cast(classes: Sequence[type]) -> Reason | None:
-    """Say what runs in place of a layer of the host while its weights are cast: no graph runs
-    through that, for its weights come in as they are, and no key covers it.
+    """Say what runs in place of a host layer while its weights are cast: graphs do not run it,
+    because they get their weights cast, and no key covers it.
     """
     for cls in classes:
         for name in sorted(NOT_TRACED):
@@ -85,12 +85,12 @@ def _replaced_cast(classes: Sequence[type]) -> Reason | None:
 
 
 def blame(pack: str, replaces: str, problem: Reason) -> Reason:
-    """Say that a pack's function keeps a region from being compiled."""
+    """Say that a pack's function prevents a region from being compiled."""
     return of("blame", pack=pack, what=replaces, why=problem)
 
 
 def _in_order(guests: Sequence[Any]) -> Iterator[Any]:
-    """The functions, each after those that it was put around."""
+    """The functions, each after those that it wraps."""
     done: set[int] = set()
 
     def visit(function: Any) -> Iterator[Any]:
@@ -120,7 +120,9 @@ def _binding(function: Any, classes: Sequence[type]) -> str:
 def _read_attribute(
     function: Any, described: dict[str, Any], through: Sequence[Callable[..., Any]]
 ) -> Reason | None:
-    """Which attribute of the region's modules only the pack's code reads: its nodes may set it."""
+    """An attribute of the region's modules that only the pack's code reads, which its nodes may
+    set.
+    """
     theirs = {n for code in codes(function.__code__) for n in code.co_names}
     ours = {
         name

@@ -1,9 +1,9 @@
 """Which functions a region runs through, and hashes of them.
 
-A graph that was traced through a function is wrong once the function changes, so their code is part
+A graph that was traced through a function is wrong once the function changes, so its code is part
 of the key. Code objects are hashed (byte code, names, constants), not text: comments and file paths
-do not count. The walk is static and follows what a function names: globals, dotted names of
-modules, closures.
+do not count. The walk is static and follows a function's names: globals, dotted names of modules,
+closures.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FOREIGN = frozenset(sys.stdlib_module_names) | {
 #: Methods of torch's layers that other packs are known to replace.
 _OF_TORCH = ("forward", "_conv_forward")
 _LONGEST = 200  # characters of a plain value
-_DEEPEST = 8  # functions around one another; those within are hashed without their order
+_DEEPEST = 8  # nested wrappers; functions beyond that are hashed without their order
 
 
 def fingerprint(
@@ -50,10 +50,10 @@ def fingerprint(
     """Hash every function that `functions` and the forwards of `classes` run through.
 
     Args:
-        functions: a class among them stands for all that it has.
-        watch: gets every name that was followed, to notice later changes.
-        through: gets the functions themselves.
-        live: a function that is no part of them: a graph calls it when it runs.
+        functions: a class among them stands for all its methods.
+        watch: every name that was followed is added, to notice later changes.
+        through: the functions themselves are added.
+        live: a function that does not count: a graph calls it when it runs.
 
     Returns:
         {"module:qualname": 16 hex digits}, and {"module:NAME": text} for plain global values that
@@ -119,7 +119,7 @@ def _attributes_read(cls: type, *forwards: Any) -> frozenset[str]:
 
 
 def _with_wrapped(function: Any) -> list[Any]:
-    """A function and those that it was put around."""
+    """A function and those that it wraps."""
     found, pending = [], [function]
     while pending:
         one = pending.pop()
@@ -130,8 +130,9 @@ def _with_wrapped(function: Any) -> list[Any]:
 
 
 def _methods(cls: type, watch: Watch, values: dict[str, str]) -> list[Callable[..., Any]]:
-    """The forward of a class and the methods it reaches by name, its parents' too for `super()`;
-    plain class attributes that they name go into `values`."""
+    """The forward of a class and the methods that it reaches by name, including its parents' for
+    `super()`; plain class attributes that they name go into `values`.
+    """
     reached: list[Callable[..., Any]] = []
     named: set[str] = set()
     pending = ["forward"]
@@ -151,7 +152,7 @@ def _methods(cls: type, watch: Watch, values: dict[str, str]) -> list[Callable[.
                 if code is not None:
                     _watch_torch(function, watch)
                     pending += code.co_names
-                break  # what it inherits is torch's own affair
+                break  # what it inherits is torch's own
             if name in NOT_TRACED:
                 continue
             if code is not None and not _is_outside(function):
@@ -287,7 +288,7 @@ def _written(value: Any) -> str | None:
 
 
 def is_outside(module: str | None) -> bool:
-    """Tell whether a module is torch's or Python's own, or of a library that only computes."""
+    """Tell whether a module is torch's, Python's own, or a library that only computes."""
     return module is None or module.partition(".")[0] in _FOREIGN
 
 
@@ -319,7 +320,7 @@ def _is_outside(function: Callable[..., Any]) -> bool:
 
 
 def _replaced_in_torch(cls: type, watch: Watch) -> list[Callable[..., Any]]:
-    """What stands in the place of torch's own methods of a layer."""
+    """Replacements of torch's own methods of a layer."""
     found: list[Callable[..., Any]] = []
     for owner in cls.__mro__:
         for name in _OF_TORCH if is_outside(owner.__module__) else ():
@@ -335,7 +336,7 @@ def _replaced_in_torch(cls: type, watch: Watch) -> list[Callable[..., Any]]:
 
 
 def _replaced_operators(code: types.CodeType, watch: Watch) -> list[Callable[..., Any]]:
-    """What stands in the place of torch's own operators that a code object names."""
+    """Replacements of torch's own operators that a code object names."""
     found: list[Callable[..., Any]] = []
     for owner, name in _operators(code):
         watch.add(owner, name)
@@ -370,7 +371,7 @@ def _operators(code: types.CodeType) -> list[tuple[Owner, str]]:
 
 
 def _layers(function: Any, depth: int = 0) -> str:
-    """The order in which functions were put around one another, outermost first."""
+    """The nesting of wrapped functions, outermost first."""
     inside = []
     for cell in function.__closure__ or () if depth < _DEEPEST else ():
         if _holds_function(cell):
@@ -387,7 +388,7 @@ def is_operator(value: Any) -> bool:
 
 
 def wrapped_functions(function: Any) -> list[Any]:
-    """Return the functions that a function closes over: those that it was put around."""
+    """Return the functions that a function closes over, which it wraps."""
     cells = function.__closure__ or ()
     return [cell.cell_contents for cell in cells if _holds_function(cell)]
 

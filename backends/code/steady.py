@@ -1,8 +1,8 @@
-"""Whether a function does the same whenever it is called with the same: then a CUDA graph that its
-kernels were captured into may be replayed in its place.
+"""Whether a function always does the same with the same arguments: then a CUDA graph with its
+kernels may be replayed in its place.
 
-It does where its code, and all that it calls, is known to keep nothing: the host's, PyTorch's, the
-libraries' of attention kernels, and packs' functions that only call those (`purity`).
+It does if its code, and all that it calls, is known to keep no state: the host's, PyTorch's,
+attention libraries', and packs' functions that only call those (`purity`).
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 
 def steady(function: Any) -> Steady:
-    """Return what is known of a function; looked at once, and anew where what it holds changed."""
+    """Return what is known of a function; inspected once, and again if its values changed."""
     try:
         known = _known.get(function)
-    except TypeError:  # nothing that a weak reference can be to
+    except TypeError:  # cannot be weakly referenced
         return Steady(_UNKNOWN, None)
     if known is None or any(cell.cell_contents is not held for cell, held in known.cells):
         cells: list[tuple[Any, Any]] = []
@@ -59,7 +59,7 @@ def steady(function: Any) -> Steady:
 def _look(
     function: Any, cells: list[tuple[Any, Any]], name: list[Hashable], seen: set[int]
 ) -> Reason | None:
-    """Why a function may do something else the next time; what it is, and holds, is noted."""
+    """Why a function may do something else the next time; notes the function and its values."""
     if id(function) in seen:
         return None
     seen.add(id(function))
@@ -98,7 +98,7 @@ def _names(code: types.CodeType) -> tuple[Any, ...]:
 
 
 def _globals_of(function: types.FunctionType) -> list[Any]:
-    """What a function finds by the names that it loads, as far as they lead."""
+    """What a function's loaded names lead to."""
     found = []
     for code in codes(function.__code__):
         for chain in global_chains(code):
@@ -116,6 +116,6 @@ def _is_a_kernels(function: Callable[..., Any]) -> bool:
 
 
 def _identity(value: Any) -> Hashable:
-    """What tells two values apart that functions hold."""
+    """An identity of a value that a function holds."""
     plain = isinstance(value, (bool, int, float, str, bytes, type(None)))
     return (type(value), value) if plain else (type(value), id(value))

@@ -28,7 +28,7 @@ _LOOKS = (
 
 
 class _Change(NamedTuple):
-    """A name in a module or class that a pack's file made something else."""
+    """A name in a module or class that a pack's file changed."""
 
     owner: Any
     name: str
@@ -37,7 +37,7 @@ class _Change(NamedTuple):
 
 
 class Guests:
-    """What the files of other packs put in the host's place, for as long as a job runs."""
+    """What other packs' files put in place of the host's code while a job runs."""
 
     def __init__(self, files: Sequence[PackFile], changes: Sequence[_Change] = ()) -> None:
         self._files = files
@@ -49,14 +49,14 @@ class Guests:
         return bool(self._files)
 
     def blame(self, problem: Reason) -> Reason:
-        """Put a problem into words that name the packs."""
+        """Describe a problem with the packs' names."""
         packs = ", ".join(dict.fromkeys(file.pack for file in self._files))
         return blame(packs, ", ".join(dict.fromkeys(f.replaces for f in self._files)), problem)
 
     def check_options(self, run: Callable[[], Any]) -> None:
-        """Run a region once, and refuse it where a pack's code looks into the step's options.
+        """Run a region once, and refuse it if a pack's code reads the step's options.
 
-        A graph is made with empty ones, as the host's own code takes them without patches.
+        A graph is made with empty options, as in the host without patches.
 
         Raises:
             BuildError: it does.
@@ -78,7 +78,7 @@ class Guests:
 
 @contextlib.contextmanager
 def transplanted(files: Sequence[PackFile]) -> Iterator[Guests]:
-    """While this lasts, the host is as the files of other packs leave it.
+    """Within this, the host is as other packs' files change it.
 
     Args:
         files: in import order; each is run from its text, as the module of its name, with its
@@ -143,7 +143,7 @@ def _execute(file: PackFile) -> None:
 
 
 class _Text(importlib.abc.InspectLoader):
-    """Gives Python's import a module's text, which came with the job."""
+    """An importer of a module's text, which came with the job."""
 
     def __init__(self, file: PackFile) -> None:
         self._file = file
@@ -156,7 +156,7 @@ class _Text(importlib.abc.InspectLoader):
 
 
 def _snapshot() -> list[tuple[Any, dict[str, Any]]]:
-    """The namespaces of the host's modules and classes, and of torch's that layers hang on."""
+    """The namespaces of the host's modules and classes, and of torch's on which layers depend."""
     owners: dict[int, tuple[Any, dict[str, Any]]] = {}
     for name, module in list(sys.modules.items()):
         if isinstance(module, types.ModuleType) and (name == "torch" or name.startswith(_HOMES)):
@@ -211,7 +211,7 @@ def _noting(name: str) -> Callable[..., Any]:
 
 
 class _Options(dict[str, Any]):
-    """A step's options that note which files' code looks into them."""
+    """A step's options that note which files' code reads them."""
 
     def __init__(self, values: dict[str, Any], paths: set[str], readers: list[str]) -> None:
         super().__init__(values)

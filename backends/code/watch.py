@@ -1,7 +1,7 @@
 """What names led to when a region was described, and whether they still lead there.
 
-A graph was traced through the functions that were bound then. Another node may put its own in their
-place at any time, on a class or in a module, for the time of one run or for good.
+A graph was traced through the functions that were bound then. Another node may replace them at any
+time, on a class or in a module, for one run or for good.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Owner = type | dict[str, Any]
 
 
 class Change(NamedTuple):
-    """A name that leads elsewhere now: what people call it, and what is there."""
+    """A name that leads elsewhere now: its name for people, and what is there."""
 
     name: str
     value: Any
@@ -39,7 +39,7 @@ class Change(NamedTuple):
 
 
 class Watch:
-    """Names of classes and in modules' namespaces, with the objects that they led to."""
+    """Names of classes and in modules' namespaces, with the objects they led to."""
 
     def __init__(self) -> None:
         #: By owner and name; an owner is kept, so that its id stays its own.
@@ -49,34 +49,32 @@ class Watch:
         self._bodies: dict[Any, Any] = {}
 
     def add_bodies(self, functions: Collection[Callable[..., Any]]) -> None:
-        """Remember what functions' code and defaults are, which may be exchanged in place."""
+        """Remember functions' code and defaults, which may be exchanged in place."""
         self._bodies.update(zip(functions, map(_body, functions), strict=True))
 
     def knows(self, owner: Owner, name: str) -> bool:
-        """Tell whether a change of a name, as a class or a module has it, would be noticed."""
+        """Tell whether a change of a name, of a class or a module, would be noticed."""
         if isinstance(owner, dict):
             return (id(owner), name) in self._seen
         owner = next((each for each in owner.__mro__ if name in vars(each)), owner)
         return (id(owner), name) in self._seen
 
     def add(self, owner: Owner, name: str) -> None:
-        """Remember what an owner itself has under a name, when it is first asked for; also that it
-        has nothing.
-        """
+        """Remember what an owner itself has under a name, at its first use; also if nothing."""
         key = id(owner), name
         if key not in self._seen:
             self._seen[key] = (owner, namespace(owner).get(name, _ABSENT))
             self._groups = None
 
     def add_attribute(self, cls: type, name: str) -> None:
-        """Remember what a name leads to on a class, wherever it inherits that from."""
+        """Remember what a name leads to on a class, including what it inherits."""
         for owner in cls.__mro__:
             self.add(owner, name)
             if name in vars(owner):
                 return
 
     def include(self, other: Watch) -> None:
-        """Remember what another one does."""
+        """Remember what another watch remembers."""
         self._seen.update(other._seen)
         self._bodies.update(other._bodies)
         self._groups = None
@@ -106,7 +104,7 @@ class Watch:
         return found + [Change(each.__qualname__, each) for each in self._other_bodies()]
 
     def problem(self) -> Reason | None:
-        """Say what another node replaced, None where all is as it was."""
+        """Say what another node replaced, None if nothing changed."""
         changes = self.changes() if self.changed() else []
         return changes[0].words if changes else None
 
@@ -126,7 +124,7 @@ def namespace(owner: Owner) -> Mapping[str, Any]:
 
 
 def _name_of(owner: Owner) -> str:
-    """What people call a class, or a module by its namespace."""
+    """The name for people of a class, or of a module by its namespace."""
     if isinstance(owner, type):
         return owner.__name__
     return str(owner.get("__name__", "")).rpartition(".")[2]

@@ -2,9 +2,9 @@
 
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 
-Memory that is allocated while a call is captured must be freed while it is captured: under
-`cudaMallocAsync` a later free of it ends the process. So nothing of what ran may outlive the
-capture, neither a local variable nor the frames that a traceback holds.
+Memory that is allocated within a capture must be freed within it: under `cudaMallocAsync` a later
+free ends the process. So nothing that ran may outlive the capture, neither local variables nor the
+frames of a traceback.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def is_ours() -> bool:
 
 
 def foreign_capture(device: torch.device) -> Reason | None:
-    """Say that somebody else captures what runs now: then we must not allocate, compare or
-    load, which would be a fault of that capture.
+    """Say that another capture, not ours, is under way: then we must not allocate, compare or load,
+    which would break it.
     """
     return _FOREIGN_CAPTURE if not _ours.captures and is_capturing(device) else None
 
@@ -75,9 +75,9 @@ class CapturedCall:
 
         Args:
             call: whose tensors give the sizes.
-            like: the form of what such a call gave before (`calls.result_form`).
+            like: the form of such a call's result (`calls.result_form`).
             addresses: where the weights are.
-            pool: of `torch.cuda.graph_pool_handle`; what captured calls need in between is shared.
+            pool: of `torch.cuda.graph_pool_handle`; captured calls share their temporary memory.
         """
         #: How many calls of regions lie in it.
         self.regions = 0
@@ -101,7 +101,7 @@ class CapturedCall:
     def prepare(self, run: Callable[..., Any], call: CallValues) -> None:
         """Find a stream to capture on, where libraries have all the memory that the call needs.
 
-        Some have it only once `run(*args, **kwargs)` ran there; what it gives is dropped.
+        Some allocate it only once `run(*args, **kwargs)` ran there; its result is dropped.
 
         Raises:
             CaptureError: the call does what cannot be captured, or there is no memory.
@@ -117,7 +117,7 @@ class CapturedCall:
             streams.rehearse(self._own, self._device, partial(run, *args, **kwargs))
 
     def capture(self, run: Callable[..., Any], call: CallValues) -> None:
-        """Capture `run(*args, **kwargs)` over the static inputs; nothing is computed.
+        """Capture `run(*args, **kwargs)` over the static inputs; computes nothing.
 
         To be called once, after `prepare`; raises what that raises.
         """
@@ -137,7 +137,7 @@ class CapturedCall:
 
     @property
     def own_bytes(self) -> int:
-        """What its inputs and outputs hold of the GPU's memory, and libraries for its stream."""
+        """GPU memory of its inputs and outputs, and of libraries for its stream."""
         tensors = sum(tensor.nbytes for tensor in (*self._inputs, *self._outputs))
         return tensors + (0 if self._own is None else self._own.held_bytes)
 
@@ -225,7 +225,7 @@ def _copy(tensors: Sequence[torch.Tensor], statics: Sequence[torch.Tensor]) -> N
 
 
 def forget_frames(error: BaseException) -> None:
-    """Let go of the local variables of all frames that an error came through."""
+    """Clear the local variables of all frames that an error came through."""
     known: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
@@ -238,8 +238,8 @@ def forget_frames(error: BaseException) -> None:
 
 @contextlib.contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Hold off what ends a capture on a device and is not of the call: what ends any (`quiet`), and
-    the host's taking of a model's pages.
+    """Prevent what would end a capture on a device from outside: what ends any capture (`quiet`),
+    and the host's eviction of a model's pages.
     """
     with QUIET.capture(alone=driver.is_driver_allocator()), no_page_taken(device):
         yield

@@ -1,7 +1,7 @@
 """How a call is captured, proved and replayed.
 
-A graph is proved before it counts: it must give, for the inputs of a call that was made, what that
-call gave (`shown`).
+A graph is checked before it is used: it must reproduce a previous call's result from its inputs
+(`shown`).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ MIN_FREE_BYTES = 2**30
 
 
 class Captured(NamedTuple):
-    """What came of capturing a call.
+    """The outcome of capturing a call.
 
     Attributes:
-        graph: proved, and to be counted (`CapturedMemory.add`); None where there is none: it
-            failed, or the host moved weights meanwhile.
+        graph: checked, and to be counted (`CapturedMemory.add`); None if it failed, or the host
+            moved weights meanwhile.
         result: of the call.
-        size: bytes by which what all graphs share has grown.
+        size: bytes by which the shared memory has grown.
         problem: why it failed, if so.
         is_begun: whether it was tried at all.
     """
@@ -67,15 +67,15 @@ class Captures:
         addresses: Addresses,
         ran: Collection[str],
     ) -> Captured:
-        """Capture a call, prove that on one that was made, and compute it by a replay.
+        """Capture a call, check the capture against a previous call, and compute it by a replay.
 
         Args:
-            like: the form of what such a call gave before.
-            shown: a call of this run that was made, if one is kept.
-            rerun: makes the call, of other arguments.
+            like: the form of such a call's result.
+            shown: a previous call of this run, if one is kept.
+            rerun: makes the call with other arguments.
             book: where the root module's weights are.
-            addresses: what it said last.
-            ran: has the places that graphs have served once `rerun` has made a call.
+            addresses: its latest answer.
+            ran: filled with the places that graphs have served once `rerun` has made a call.
         """
         device = call.tensors[0].device
         if driver.free_bytes(device) < MIN_FREE_BYTES:
@@ -117,7 +117,7 @@ class Captures:
         addresses: Addresses,
         tensors: Sequence[torch.Tensor],
     ) -> Any:
-        """A call's result, or None where the weights are not in place after all.
+        """A call's result, or None if the weights are not in place after all.
 
         Raises:
             CaptureError: there is no memory for it; all graphs were dropped.
@@ -142,16 +142,15 @@ class Captures:
         book: AddressBook,
         addresses: Addresses,
     ) -> bool:
-        """Have a graph compute a call that was made; False where the weights are not in place after
-        all.
+        """Have a graph compute a previous call; False if the weights are not in place after all.
 
         Args:
-            shown: one of this run, if there is any. What differs from it is made once more: weights
-                can be changed where they lie between two calls.
+            shown: one of this run, if any. On a difference the call is made once more, because
+                weights can change in place between two calls.
             make: makes the call that is captured.
 
         Raises:
-            CaptureError: it gives something else, or there is no memory for it.
+            CaptureError: its result differs, or there is no memory for it.
         """
         kept = shown is not None
         shown = make() if shown is None else shown

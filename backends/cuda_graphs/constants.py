@@ -1,8 +1,8 @@
 """Constants that a model makes on the processor and copies to the GPU in each call.
 
-A captured copy reads its source anew at each replay, and such a source is gone by then. It is put
-into memory of our own, which a captured call keeps: a value that is made without the GPU is the
-same in every call of one signature.
+A captured copy reads its source at each replay, when such a source is gone. So it is put into our
+own memory, which a captured call keeps: a value made without the GPU is the same in every call of
+one signature.
 """
 
 from __future__ import annotations
@@ -67,6 +67,6 @@ def _target(source: Any, *args: Any, **kwargs: Any) -> torch.device | None:
 
 
 def _on_gpu(wanted: Any) -> torch.device | None:
-    """The device that is meant, None where it is no GPU."""
+    """The device that is meant, None if it is not a GPU."""
     device = None if wanted is None else torch.device(wanted)
     return device if device is not None and device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""What CUDA graphs hold of a card's memory, which PyTorch does not count under every allocator.
+"""The memory of a card that CUDA graphs hold, which PyTorch does not count under every allocator.
 
 Under `cudaMallocAsync` a graph's memory belongs to the driver, which says how much it is.
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__GRAPH.html
@@ -36,7 +36,7 @@ def reserved_bytes(device: torch.device) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return what of the card nobody holds, what PyTorch keeps for later included in the taken."""
+    """Return the card's free memory; what PyTorch keeps cached counts as taken."""
     return torch.cuda.mem_get_info(device)[0]
 
 
@@ -44,14 +44,14 @@ def make_stream(device: torch.device) -> Any:
     """Return a stream that nobody else has; PyTorch hands each of its own out to many.
 
     Raises:
-        RuntimeError: the driver's library was not found, or it gives none.
+        RuntimeError: the driver's library was not found, or makes none.
     """
     driver = library()
     if driver is None:
         raise RuntimeError("the CUDA driver's library was not found")
     stream = ctypes.c_void_p()
     with torch.cuda.device(device):
-        torch.cuda.current_stream(device).synchronize()  # the device's context is this thread's now
+        torch.cuda.current_stream(device).synchronize()  # makes the device's context this thread's
         status = driver.cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING)
     if status != 0 or stream.value is None:
         raise RuntimeError(f"the CUDA driver gives no stream (error {status})")

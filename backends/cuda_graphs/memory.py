@@ -1,15 +1,14 @@
 """The VRAM of captured CUDA graphs: for each card a pool, a budget, and a place in the host's list
 of models.
 
-What the host wants to free it looks for among its loaded models; so this memory stands there as
-one, and is given up when it is asked for.
+The host frees memory of its loaded models; so this memory is listed there as one, and freed when
+the host asks for it.
 
-A captured call holds memory of two sorts. Its inputs and outputs are its own: they are free once it
-goes; so is what libraries hold for a stream of its own, which serves the next such call. What it
-needs in between lies in the pool, where the next call is laid over the last, so how much one of
-them needs cannot be told. PyTorch's allocator frees a pool with the last graph that was captured
-into it; the driver (`cudaMallocAsync`) gives all of it back when asked, and each graph that is left
-takes its part again when it is replayed.
+A captured call holds two sorts of memory. Its inputs and outputs are its own and are freed with it;
+so is what libraries hold for its own stream, which serves the next such call. Its temporary memory
+is in the pool, where calls overlay one another, so one call's share is unknown. PyTorch's allocator
+frees a pool with the last graph that was captured into it; the driver (`cudaMallocAsync`) frees all
+of it when asked, and each remaining graph takes its part again when it is replayed.
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#graph-memory-nodes
 """
 
@@ -34,17 +33,17 @@ class Held(Protocol):
 
     @property
     def own_bytes(self) -> int:
-        """What of it is free once this goes, whatever else is left."""
+        """Memory that is free once this is dropped, whatever else is left."""
 
     def free(self) -> None:
         """Give it back."""
 
 
 class Owner(Protocol):
-    """Whoever replays a graph, told when it is gone."""
+    """Whoever replays a graph; notified when it is dropped."""
 
     def forget(self, graph: Any, *, crowded: bool) -> None:
-        """The graph's memory was given back; `crowded`: to make room for another graph."""
+        """The graph's memory was freed; `crowded`: to make room for another graph."""
 
 
 class CardMemory:
@@ -70,7 +69,7 @@ class CardMemory:
 
     @property
     def used_bytes(self) -> int:
-        """Memory that the captured graphs hold together; what they need in between is shared."""
+        """Memory that the captured graphs hold together; temporary memory is shared."""
         return self._shared + sum(list(self._own.values()))  # a page asks while a prompt goes on
 
     def sweep(self) -> None:
@@ -82,7 +81,7 @@ class CardMemory:
     def pool(self) -> Any:
         """Return the pool to capture into."""
         self.sweep()
-        if not self._owners:  # some failed, and none came after
+        if not self._owners:  # some failed, and no other was added
             RETIRED.let_go(self._device)
         elif RETIRED.are_many(self._device):
             self.drop_all()
@@ -143,7 +142,7 @@ class CardMemory:
             self._release(self._device)
 
     def drop_all(self) -> int:
-        """Give everything back; returns how many bytes that was."""
+        """Free everything; returns how many bytes that was."""
         with self._lock:
             freed = self.used_bytes
             if not self._owners:  # what failed may be there
@@ -156,15 +155,15 @@ class CardMemory:
         return freed
 
     def _list(self) -> None:
-        """Stand among the host's loaded models while there is something to give back."""
+        """Be among the host's loaded models while there is something to free."""
         if self._entry is None:
             self._entry = LoadedEntry(self._device, lambda: self.used_bytes, self.drop_all)
         self._entry.list()
 
 
 class CapturedMemory:
-    """Keeps all captured graphs of the process within a budget, each device's by themselves: steps
-    of two run in two threads.
+    """Keeps all captured graphs of the process within a budget, by device: steps on two devices run
+    in two threads.
     """
 
     def __init__(
@@ -176,7 +175,7 @@ class CapturedMemory:
 
         Args:
             budget_bytes: how much memory captured graphs may take on a device.
-            release: gives back to a device what dropped ones held.
+            release: frees a device's memory that dropped graphs held.
         """
         self._budget_bytes = budget_bytes
         self._release = release
@@ -205,7 +204,7 @@ class CapturedMemory:
         return self._budget_bytes(device)
 
     def sweep(self) -> None:
-        """Let go of what nobody replays any more: its model is gone."""
+        """Drop what nobody replays any more, because its model is gone."""
         for card in list(self._cards.values()):
             card.sweep()
 
@@ -216,10 +215,10 @@ class CapturedMemory:
     def add(self, graph: Held, owner: Owner, device: torch.device, size: int) -> Reason | None:
         """Count a new graph, for which the pool grew by `size` bytes.
 
-        Over the budget the graphs that were not used for longest go, one by one, as long as what is
-        their own makes the room that is wanted. Where the pool is what is too large, all go, since
-        it is free only without any: those that are still wanted are captured anew. A graph that is
-        too large by itself is not kept.
+        Over the budget the graphs that were not used for longest are dropped, one by one, as long
+        as their own memory makes enough room. If the pool itself is too large, all are dropped,
+        since only then it is free: those still wanted are captured again. A graph that is too large
+        alone is not kept.
 
         Returns:
             Why the graph cannot be kept at all, or None.
@@ -236,12 +235,12 @@ class CapturedMemory:
             card.note_use(graph)
 
     def discard(self, graph: Held, device: torch.device) -> None:
-        """Let go of a graph that was not added."""
+        """Drop a graph that was not added."""
         self.on(device).discard(graph)
 
     def drop(self, graph: Held) -> None:
-        """Let one graph go; its part of the pool serves the others, and after the last one of its
-        device all of it is given back.
+        """Drop one graph; its part of the pool serves the others, and the pool is freed after the
+        last one of its device.
         """
         for card in list(self._cards.values()):
             if card.holds(graph):
@@ -250,8 +249,6 @@ class CapturedMemory:
         graph.free()
 
     def drop_all(self, device: torch.device | None = None) -> int:
-        """Give everything back, that of one device if it is named; returns how many bytes that
-        was.
-        """
+        """Free everything, or one device's graphs; returns how many bytes that was."""
         cards = list(self._cards.values()) if device is None else [self.on(device)]
         return sum(card.drop_all() for card in cards)

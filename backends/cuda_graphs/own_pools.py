@@ -1,12 +1,11 @@
-"""Where graphs have their memory under `cudaMallocAsync`: in pools that no other card maps.
+"""Memory pools for graphs under `cudaMallocAsync` that no other card maps.
 
-What a graph allocates is mapped by the cards that map the pool of its card in that moment, and
-PyTorch has a card's pool mapped by each one that memory is copied to. Once some of such memory was
-given back, the driver lays allocations that live at the same time over one another, in whatever is
-captured after that: seen with driver 580.159 on two H200, by PyTorch alone, and never where no
-other card maps it or nothing is given back. So a card's pool is another one while a graph is
-captured on it. No other thread allocates on it meanwhile (`quiet`): that would be mapped by no
-other card, either. What others capture is not kept from it.
+A graph's memory is mapped by the cards that map its card's pool at that moment, and PyTorch has a
+card's pool mapped by each card that memory is copied to. Once some of such memory was freed, the
+driver overlaps live allocations in later captures: seen with driver 580.159 on two H200, with
+PyTorch alone, and never if no other card maps it or nothing is freed. So a card's pool is exchanged
+while a graph is captured on it. No other thread allocates on the card meanwhile (`quiet`), or no
+other card could map that either. Captures of others are not changed.
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#peer-access-with-stream-capture
 """
 
@@ -74,10 +73,10 @@ class OwnPools:
         return not self._are_needed() or self._of(device) is not None
 
     def enter(self, device: torch.device) -> ctypes.c_void_p | None:
-        """Have what is allocated on a device lie in its pool.
+        """Have a device's allocations come from its own pool.
 
         Returns:
-            Where it lay before, for `leave`; None where nothing changed.
+            The previous pool, for `leave`; None if nothing changed.
         """
         pool = self._of(device) if self._are_needed() else None
         if pool is None:
@@ -96,7 +95,7 @@ class OwnPools:
         return None
 
     def leave(self, device: torch.device, before: ctypes.c_void_p | None) -> None:
-        """Have it lie where it lay before."""
+        """Restore the previous pool."""
         if before is None:
             return
         number = gpu.index(device)
@@ -109,7 +108,7 @@ class OwnPools:
             )
 
     def _of(self, device: torch.device) -> ctypes.c_void_p | None:
-        """Return the pool of a device; None where the driver gives none."""
+        """Return the pool of a device; None if the driver makes none."""
         number = gpu.index(device)
         with self._lock:
             if number not in self._pools:
@@ -174,7 +173,7 @@ class CudaGraph:
         self._graph.replay()
 
     def reset(self) -> None:
-        """Let go of it."""
+        """Free the graph."""
         self._graph.reset()
 
 
@@ -184,7 +183,7 @@ def make_graph(device: torch.device) -> CudaGraph:
 
 
 def trim(device: torch.device) -> None:
-    """Give back what no graph uses of a device's memory, if what we captured there may be."""
+    """Free a device's memory that no graph uses, if our captures there allow it."""
     known = library() if driver.is_driver_allocator() else None
     if known is not None and OWN_POOLS.are_apart(device):
         known.cuDeviceGraphMemTrim(gpu.index(device))

@@ -1,10 +1,10 @@
 """One call of a place in CUDA graphs: captured once, repeated from then on.
 
-Where code stands in it that no CUDA graph may hold, it is cut: that code runs between two graphs at
-each repetition, on copies, for it may keep what it is given.
+Code in it that no CUDA graph may hold cuts it in two: that code runs between two graphs at each
+repetition, on copies, because it may keep its arguments.
 
-What lies between two graphs of a piece is read right after the first one ran, before anything else
-does; so nobody owns it (`memory.borrowed`), and all pieces share one pool.
+Tensors between two graphs of a piece are read right after the first one ran, before anything else
+runs; so nobody owns them (`memory.borrowed`), and all pieces share one pool.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Call = Callable[[list[Any]], Any]
 
 
 class Statics:
-    """Tensors at fixed addresses, which all pieces of a root module share: they run one after
-    another, and each is done with them when it ends. They go with the last piece that has them.
+    """Tensors at fixed addresses, which all pieces of a root module share: pieces run one after
+    another, and do not need them afterwards. They are freed with the last piece that uses them.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Statics:
         self._rooms = weakref.WeakValueDictionary()
 
     def take(self, use: Hashable, like: torch.Tensor) -> torch.Tensor:
-        """Return the one of such a form for a use, made now if need be."""
+        """Return the tensor of such a form for a use; make it if needed."""
         return self.take_of(use, form_of(like))
 
     def take_of(self, use: Hashable, form: Any) -> torch.Tensor:
@@ -59,8 +59,8 @@ class Statics:
     def side_by_side(
         self, likes: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return tensors of such forms, side by side in memory that all who ask for some share, as
-        long as it is large enough; and that memory, to be kept as long as they are.
+        """Return tensors of such forms, adjacent in memory that all callers share, as long as it is
+        large enough; and that memory, to be kept as long as the tensors.
         """
         starts, size = [], 0
         for like in likes:
@@ -91,8 +91,8 @@ class _Apart(NamedTuple):
 
     Attributes:
         run: the operator that calls it.
-        args: what it gets; tensors are borrowed from the graph before.
-        results: where the graph after it reads what it gave.
+        args: its arguments; tensors are borrowed from the graph before.
+        results: where the next graph reads its results.
     """
 
     run: Callable[..., Any]
@@ -140,12 +140,12 @@ class Piece:
 
         Args:
             call: is called with the weights, where they lie, and the inputs.
-            live: what the call brings along for its attention (`live_arguments`).
-            results: the forms of what such a call gave. Its results lie in memory that outlives
-                the graph and other pieces share, so it is allocated before the graph begins.
+            live: what the call passes to its attention (`live_arguments`).
+            results: the forms of such a call's results. They lie in memory that outlives the graph
+                and is shared with other pieces, so it is allocated before the graph begins.
 
         Raises:
-            Whatever the call raises, or CUDA where it cannot be captured.
+            Whatever the call raises, or CUDA if it cannot be captured.
         """
         tensors, given = self._taken("input", inputs)
         more, named = self._taken("live", list(live.values()))
@@ -173,7 +173,7 @@ class Piece:
         current.wait_stream(self._stream)
 
     def _taken(self, use: str, values: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any]]:
-        """The statics of tensors among values, and the values with those in their place."""
+        """The statics of tensors among values, and the values with statics in their place."""
         given = [
             self._statics.take((use, n), value) if isinstance(value, torch.Tensor) else value
             for n, value in enumerate(values)
@@ -188,8 +188,8 @@ class Piece:
             leave(static, result)
 
     def _left_in(self, forms: Iterable[Any]) -> list[torch.Tensor]:
-        """Where results of these forms are left: where inputs of the same forms lie, which are read
-        by then, since a graph's results are its own; the rest in statics of their own.
+        """Where results of these forms are written: over inputs of the same forms, which are read
+        by then because a graph's results are separate; the rest into their own statics.
         """
         free = list(self._inputs)
         left = []
@@ -231,7 +231,7 @@ class Piece:
             graph, self._graph = self._graph, None
             with contextlib.suppress(RuntimeError):  # says only that it was broken off
                 graph.capture_end()
-            self._steps.append(graph)  # goes as the others do
+            self._steps.append(graph)  # freed like the others
 
     # --- repeating --------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class Piece:
         return tuple(static.clone() for static in self.results)
 
     def free(self) -> None:
-        """Give its memory back to the pool; it cannot be replayed any more."""
+        """Free its memory to the pool; it cannot be replayed any more."""
         gpu.synchronize(self._stream.device)  # it may still run
         steps, self._steps = self._steps, []
         self._inputs, self.results = [], []
@@ -263,12 +263,12 @@ class Piece:
 
 
 def leave(static: torch.Tensor, result: torch.Tensor) -> None:
-    """Put a result where it is read once a graph has run: the last thing that it does."""
+    """Write a result where it is read after the graph: the graph's last operation."""
     static.copy_(result)
 
 
 def form_of(value: Any) -> Any:
-    """What kernels that were captured hang on, of a tensor; of anything else, its class."""
+    """The properties of a tensor on which captured kernels depend; of anything else, its class."""
     if isinstance(value, torch.Tensor):
         return value.shape, value.stride(), value.dtype, value.device
     return type(value)
@@ -280,7 +280,7 @@ def tensors_of(*values: Any) -> list[torch.Tensor]:
 
 
 def _each(given: Any) -> list[torch.Tensor]:
-    """What an operator gives: one tensor, or several."""
+    """An operator's result: one tensor, or several."""
     return given if isinstance(given, list) else [given]
 
 

@@ -1,8 +1,8 @@
-"""The weights that a piece reads: where they lie, or copies of its own that they are written into.
+"""The weights that a piece reads: in place, or as copies that they are written into.
 
-Where weights come anew at each call, all places of a kind share one piece over one set of copies:
-to copy them on the GPU takes a hundredth of what it takes to bring them there. All kinds have their
-copies in the same memory: each is done with them when the next one comes.
+Where weights are loaded at each call, all places of a kind share one piece over one set of copies:
+a copy on the GPU takes a hundredth of the time to load them. All kinds have their copies in the
+same memory, because each is done with them before the next.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ class Weights(Protocol):
     """What a piece reads.
 
     Attributes:
-        tensors: what stands for the graph's weights while it is captured.
-        given: likewise for those of layers that it leaves to the host; None: what is there.
+        tensors: the graph's weights while it is captured.
+        given: likewise for layers that it leaves to the host; None: as they are.
     """
 
     tensors: list[torch.Tensor]
     given: Given | None
 
     def take(self, fetched: Fetched) -> bool:
-        """Have the piece read these from now on; False where it cannot."""
+        """Have the piece read these from now on; False if it cannot."""
 
     def forget(self) -> None:
         """Keep nothing that is the model's own."""
 
     @property
     def held_bytes(self) -> int:
-        """What of the copies is their own, of the device's memory."""
+        """The device memory of its own copies."""
 
 
 class InPlace(Weights):
@@ -50,7 +50,7 @@ class InPlace(Weights):
     given = None
 
     def __init__(self, fetched: Fetched) -> None:
-        """Look at what a call had."""
+        """Inspect a call's weights."""
         self._fetched: Fetched | None = fetched
         self.tensors = [_copied(tensor) for tensor in fetched.tensors]
         self._copies = [tensor for tensor in self.tensors if _is_small(tensor)]
@@ -84,7 +84,7 @@ class InPlace(Weights):
         return sum(tensor.nbytes for tensor in self._copies)
 
     def _where(self, tensors: Sequence[Any], parts: Sequence[torch.Tensor]) -> list[Any]:
-        """The addresses of what is read in its place, and the forms of the rest."""
+        """The addresses of what is read in place, and the forms of the rest."""
         fixed = [form_of(each) if _is_small(each) else each.data_ptr() for each in tensors]
         return fixed + [
             form_of(each) if self._moves and _is_small(each) else each.data_ptr() for each in parts
@@ -94,7 +94,7 @@ class InPlace(Weights):
 class Copies(Weights):
     """Copies that the weights of any place of a kind are written into."""
 
-    held_bytes = 0  # they lie where other kinds' lie
+    held_bytes = 0  # in the same memory as other kinds' copies
 
     def __init__(self, fetched: Fetched, statics: Statics) -> None:
         """Make room for such weights as a call had, with these in it.
@@ -124,7 +124,7 @@ class Copies(Weights):
 
 
 def _write(live: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> None:
-    """Copy what lies elsewhere, all small tensors of a dtype at once."""
+    """Copy what is elsewhere, all small tensors of a dtype at once."""
     small: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for mine, now in zip(kept, live, strict=True):
         if mine is now:
@@ -140,7 +140,7 @@ def _write(live: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> None:
 
 
 def _apart(fetched: Fetched) -> tuple[list[torch.Tensor], list[Any]]:
-    """The plain tensors that weights consist of, and all that they are beside their numbers."""
+    """The plain tensors that weights consist of, and their properties beside the values."""
     tensors = list(fetched.tensors)
     rests: list[Any] = []
     for path, pair in fetched.given.items():
@@ -153,7 +153,7 @@ def _apart(fetched: Fetched) -> tuple[list[torch.Tensor], list[Any]]:
 
 
 def _parts(fetched: Fetched) -> list[torch.Tensor]:
-    """The plain tensors that layers are multiplied by which a graph leaves to the host."""
+    """The plain weight tensors of layers that a graph leaves to the host."""
     pairs = fetched.given.values()
     return [p for pair in pairs for each in pair if each is not None for p in _known(each)[0]]
 

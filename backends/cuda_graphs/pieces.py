@@ -1,9 +1,9 @@
-"""Which places of a root module are replayed by themselves, in a call that is not replayed whole.
+"""Which single places of a root module are replayed, in a call that is not replayed whole.
 
-Between two places the host's Python runs, which may read from the GPU, keep what it is given, or be
-anybody's. So each place's call is captured alone: its inputs are copied in, its results out. That
-pays where the GPU waits for the processor, which is seen at the places themselves: when one is
-queued, the GPU is through with the one before.
+Between two places Python code runs, the host's or another's, which may read from the GPU or keep
+its arguments. So each place's call is captured alone: its inputs are copied in, its results out.
+That pays where the GPU waits for the processor, which shows at the places themselves: the GPU has
+finished one before the next is queued.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Pieces:
                 known.refused = None
 
     def end_run(self) -> None:
-        """Keep no weights: the host may load the model anew, and needs the room."""
+        """Keep no weights: the host may load the model again, and needs the room."""
         for known in self._known.values():
             if known.weights is not None:
                 known.weights.forget()
@@ -144,20 +144,20 @@ class Pieces:
         shared: bool = False,
         own_stream: Hashable = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Compute one place: by replay, where it was captured.
+        """Compute one place, by replay if it was captured.
 
         Args:
             place: which one, or the key of a piece that several share; kept alive.
-            form: of its inputs, with the values of those that are no tensors.
+            form: of its inputs, with the values of those that are not tensors.
             call: its graph, called with weights and inputs.
             fetched: its weights.
             inputs: its activations.
             live: what the call brings along for its attention.
-            make_room: has so many bytes of the model's weights make room, if they can.
-            shared: whether they are copied into the piece at each call, since they come anew; else
-                they stay where they are until the epoch ends.
-            own_stream: what calls have in common that need a stream of their own, since a library
-                keeps memory for it; None: it needs none.
+            make_room: frees so many bytes of the model's weights, if possible.
+            shared: whether the weights are copied into the piece at each call, because they are
+                loaded again; else they stay in place until the epoch ends.
+            own_stream: what calls have in common that need their own stream, because a library
+                keeps memory for it; None: none is needed.
 
         Returns:
             What the graph gives.
@@ -213,10 +213,10 @@ class Pieces:
     def _replay(
         self, piece: Piece, inputs: Sequence[Any], live: Mapping[str, Any]
     ) -> tuple[torch.Tensor, ...] | None:
-        """A piece's results, or None where it has no memory now: then all are given up."""
+        """A piece's results, or None if it has no memory now: then all are dropped."""
         try:
             results = piece.replay(inputs, live)
-        except RuntimeError as error:  # the driver gives a graph its memory when it runs
+        except RuntimeError as error:  # the driver allocates a graph's memory when it runs
             if passes(error) or "out of memory" not in str(error):
                 raise
             self._memory.drop_all(tensors_of(inputs)[0].device)
@@ -241,7 +241,7 @@ class Pieces:
     def _has_room(
         self, known: _Known, inputs: Sequence[Any], make_room: Callable[[int], None]
     ) -> bool:
-        """Whether the driver has room for a capture, once others have made some."""
+        """Whether the driver has room for a capture, after others have made some."""
         device = tensors_of(inputs)[0].device
         if not self._is_crowded:
             for make in (_empty_cache, make_room):
@@ -263,11 +263,11 @@ class Pieces:
         shared: bool,
         own_stream: tuple[Hashable, Hashable],
     ) -> tuple[torch.Tensor, ...] | None:
-        """Capture a call and compute it; None where it cannot be captured."""
+        """Capture a call and compute it; None if it cannot be captured."""
         device = tensors_of(inputs)[0].device
         piece = None
         try:
-            pool = self._memory.pool(device)  # which may let others go, and what they share
+            pool = self._memory.pool(device)  # which may drop others, and what they share
             before, held = driver.reserved_bytes(device), self._statics.held_bytes
             weights: Weights = Copies(fetched, self._statics) if shared else InPlace(fetched)
             stream = self._stream_for(own_stream, device, partial(_rehearse, call, weights, inputs))
@@ -315,7 +315,7 @@ class Pieces:
             found = streams.OWN.take(device)
             streams.rehearse(found, device, run)
             self._streams[own] = found
-        else:  # they may have gone since it was rehearsed
+        else:  # they may have been freed since the rehearsal
             streams.make_workspaces(found.stream, device)
         return found.stream
 
@@ -326,8 +326,8 @@ class Pieces:
     # --- memory -----------------------------------------------------------------------------------
 
     def forget(self, graph: Any, *, crowded: bool) -> None:
-        """See `memory.Owner`: a place is captured anew when it comes again, or is left, in this
-        run, where others needed the room.
+        """See `memory.Owner`: a place is captured again when it repeats, or not in this run if
+        others needed the room.
         """
         for known in self._known.values():
             if known.piece is graph:
@@ -362,7 +362,7 @@ def _empty_cache(_: int) -> None:
 
 
 class _Rehearsal:
-    """Takes the place of code that is not to be called but when it counts."""
+    """Stands for code that must be called only once a step."""
 
     def stand_apart(
         self, run: Callable[..., Any], fake: Callable[..., Any], args: Any, why: Reason

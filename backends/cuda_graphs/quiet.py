@@ -1,9 +1,9 @@
-"""What may not happen while anything is captured, on whichever card and in whichever thread.
+"""What must not happen during a capture, on any card and in any thread.
 
-Garbage collection frees what may belong to a GPU, and giving unused memory back waits for all GPUs:
-either ends a capture, and the process with it. Under `cudaMallocAsync` PyTorch knows one capture at
-a time, and takes what other threads allocate meanwhile for its own; so the steps of other cards
-come to their end first there, and begin no other one.
+Garbage collection may free GPU memory, and freeing unused memory waits for all GPUs: either ends a
+capture, and the process with it. Under `cudaMallocAsync` PyTorch supports one capture at a time,
+and counts what other threads allocate meanwhile as part of it; so other cards' steps end first
+there, and start no new one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GRACE_S = 0.02
 
 
 class Quiet:
-    """The captures of this process. Several go on at once, each on its card."""
+    """The captures of this process. Several may run at once, each on its card."""
 
     def __init__(self) -> None:
         """Nothing is captured."""
@@ -35,7 +35,7 @@ class Quiet:
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Compute on a card in this thread; it begins once no capture must be alone."""
+        """Compute on a card in this thread, once no capture must be alone."""
         me = threading.get_ident()
         with self._changed:
             if me not in self._busy:
@@ -58,7 +58,7 @@ class Quiet:
         """Capture something: until this ends nothing loud begins, and nothing is collected.
 
         Args:
-            alone: whether no other thread may compute meanwhile. Two that want that take turns.
+            alone: whether no other thread may compute meanwhile. Two such captures take turns.
         """
         me = threading.get_ident()
         if me in self._captures:  # within another one
@@ -92,9 +92,7 @@ class Quiet:
 
     @contextlib.contextmanager
     def loud(self) -> Iterator[None]:
-        """Do what ends captures: the ones that go on come to their end first. Not to be called by
-        who captures.
-        """
+        """Do what would end captures: running ones end first. Not to be called within a capture."""
         with self._changed:
             self._changed.wait_for(lambda: not self._captures and not self._loud)
             self._loud = True

@@ -1,11 +1,11 @@
 """Which calls of a root module are replayed from CUDA graphs, and when they are captured.
 
-A call with a signature (`signatures.CallValues.key`) that came twice before is captured, and
-replayed from then on. What came once may never come again, and holds what is done for the first
-time. Once is enough where calls of this module were captured before and the run has steps enough
-left, as it has for a prompt of another length. There are two sorts of captures: the host's own
-forward, bit for bit (*exact*), while graphs of regions are still to come; and the forward with all
-regions compiled, once they are there.
+A call whose signature (`signatures.CallValues.key`) came twice before is captured, and replayed
+from then on. A signature that came once may never repeat, and its first call includes one-time
+work. Once is enough if calls of this module were captured before and the run has enough steps left,
+as for a prompt of another length. There are two sorts of captures: the host's own forward, bit for
+bit (*exact*), while graphs of regions are pending; and the forward with all regions compiled, once
+they are ready.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class _Signature:
 
 
 class Attempt(NamedTuple):
-    """What came of trying to replay a call.
+    """The outcome of trying to replay a call.
 
     Attributes:
-        result: what the call gave; None where it has to be made.
-        form: in which form that was captured; None where it was not.
-        compiled: whether it is to be made through the regions' graphs then.
+        result: of the call; None if it must be made.
+        form: in which it was captured; None if it was not.
+        compiled: whether to make it through the regions' graphs then.
         known: what is known of its signature.
         in_place: whether the weights are where a captured call could read them.
         compared: comparisons with eager that were made before.
@@ -90,7 +90,7 @@ class Attempt(NamedTuple):
 
     @property
     def may_come(self) -> bool:
-        """Whether a call like this one will be captured as a whole, for all that is known."""
+        """Whether a call like this one will be captured as a whole, as far as is known."""
         return self.in_place and self.known.refused is None
 
 
@@ -108,7 +108,7 @@ class Replays:
         Args:
             memory: the memory that all captured graphs share.
             comparisons: the comparisons made so far.
-            limit_s: how long a call may take on the GPU that is worth capturing.
+            limit_s: the longest GPU time of a call worth capturing.
         """
         self._memory = memory
         self._captures = Captures(memory)
@@ -141,17 +141,17 @@ class Replays:
         steps: int | None = None,
         ran: Collection[str] = (),
     ) -> Attempt:
-        """Compute one call by replay, where it can be; `settle` is to follow where it cannot.
+        """Compute one call by replay if possible; otherwise `settle` must follow.
 
         Args:
             host: the call as the host would make it.
             call: its arguments.
             book: where the root module's weights are.
             form: which graphs serve regions now; `EXACT` for none.
-            complete: whether no more graphs will come; until then captures are exact.
+            complete: whether no more graphs are pending; until then captures are exact.
             runner: makes the call while it is captured.
             steps: of the sampler's run, each of which makes one call or more; None: not known.
-            ran: has the places that graphs have served once `runner` has made a call.
+            ran: filled with the places that graphs have served once `runner` has made a call.
 
         Raises:
             The host's interrupt, when the user cancelled.
@@ -198,13 +198,13 @@ class Replays:
         return Attempt(result, form, not exact_next, known, in_place, self._comparisons.count)
 
     def settle(self, attempt: Attempt, book: AddressBook, result: Any) -> None:
-        """Note what a call gave that was not replayed."""
+        """Note the result of a call that was not replayed."""
         known = attempt.known
         if known.marks is not None:
             known.marks = (known.marks[0], gpu.mark(book.device))
         book.settle()
         known.like = None
-        if not attempt.in_place:  # the call that comes next may meet weights of another kind
+        if not attempt.in_place:  # the next call may find weights of another kind
             known.clean = min(known.clean, 0)
         elif known.refused is None and self._comparisons.count == attempt.compared:
             try:
@@ -220,12 +220,12 @@ class Replays:
             self.reasons[known.refused] += 1
 
     def _keep_few(self) -> None:
-        """Keep the tensors of calls of the signatures that came last only."""
+        """Keep the tensors of calls only for the latest signatures."""
         for known in list(self._signatures.values())[:-MAX_SHOWN]:
             known.shown = None
 
     def decline(self, reason: Reason) -> None:
-        """Count a call that cannot be known by what it shows."""
+        """Count a call that cannot be identified by its arguments."""
         self.reasons[reason] += 1
 
     def _known(self, key: Hashable) -> _Signature:
@@ -249,13 +249,13 @@ class Replays:
                 known.refused = None
 
     def end_run(self) -> None:
-        """Keep no tensors of calls that were made."""
+        """Keep no tensors of previous calls."""
         for known in self._signatures.values():
             known.shown = None
 
     def forget(self, graph: CapturedCall, *, crowded: bool) -> None:
-        """A graph's memory was given back; its signature is captured anew when it comes again, or
-        comes often where another one needed the room.
+        """A graph's memory was freed; its signature is captured again when it repeats, or only when
+        it repeats often if another graph needed the room.
         """
         for known in self._signatures.values():
             if known.graph is graph:
@@ -264,7 +264,7 @@ class Replays:
                     known.clean = -_BACK_OFF
 
     def drop(self) -> None:
-        """Give all memory back and forget every signature."""
+        """Free all memory and forget every signature."""
         for known in list(self._signatures.values()):
             if known.graph is not None:
                 self._memory.drop(known.graph)
@@ -281,9 +281,9 @@ class Replays:
         return self._memory.used_bytes
 
     def _pays(self, known: _Signature, complete: bool) -> bool:
-        """Whether the processor may be what held the last clean call up: it was short, and for what
-        serves only until all graphs are there, the GPU has come to its end by now. A no is the last
-        word once as many calls were clean as are wanted.
+        """Whether the last clean call may have waited for the processor: it was short, and, for a
+        form that serves only until all graphs are ready, the GPU has already finished it. A no is
+        final after the wanted number of clean calls.
         """
         if known.marks is None:
             return True
@@ -297,7 +297,7 @@ class Replays:
         return problem is None
 
     def _count(self, graph: CapturedCall) -> None:
-        """Note that a graph has given a call's result."""
+        """Note that a graph has computed a call."""
         self._memory.note_use(graph)
         self.replayed += 1
         self.regions += graph.regions
@@ -331,7 +331,7 @@ class Replays:
         self._count(graph)  # its places were counted when they were captured
         graph.regions = len(known.target) if isinstance(known.target, tuple) else 0
         known.refused = self._memory.add(graph, self, device, captured.size)
-        if worse is not None:  # now that its card has another one
+        if worse is not None:  # because its card has another one
             self._memory.drop(worse)
         if not self._memory.holds(graph):
             known.clean = -_BACK_OFF

@@ -1,9 +1,9 @@
 """Graphs that are replayed no more, kept until PyTorch may free them.
 
-From 2.12 on PyTorch frees what cuBLAS keeps for a stream with any graph that was captured on it,
-while other graphs of that stream still write there. All that is captured on a card shares a stream.
-So such a graph is kept until none of its card is replayed any more; what it needed of the pool
-serves the others meanwhile.
+From 2.12 on PyTorch frees cuBLAS's workspaces of a stream with any graph that was captured on it,
+while other graphs of that stream still write there. All captures of a card share a stream. So a
+dropped graph is kept until none of its card is replayed any more; its part of the pool serves the
+others meanwhile.
 
 Source: `CUDAGraph::reset` in aten/src/ATen/cuda/CUDAGraph.cpp of torch 2.12-2.15;
 https://github.com/pytorch/pytorch/issues/193402
@@ -40,7 +40,7 @@ class Retired:
         self._kept: dict[torch.device, list[Any]] = {}
 
     def give_up(self, device: torch.device, graphs: Iterable[Any]) -> None:
-        """Take graphs that are replayed no more, on a device that is through with them."""
+        """Take graphs that are replayed no more, once their device has finished with them."""
         if not self._has_to_keep():
             for graph in graphs:
                 graph.reset()
@@ -49,14 +49,14 @@ class Retired:
             self._kept.setdefault(device, []).extend(graphs)
 
     def let_go(self, device: torch.device) -> None:
-        """None of a device is replayed any more."""
+        """No graph of a device is replayed any more."""
         with self._lock:
             graphs = self._kept.pop(device, [])
         for graph in graphs:
             graph.reset()
 
     def are_many(self, device: torch.device) -> bool:
-        """Whether those of a device are more than should be kept."""
+        """Whether a device has more of them than should be kept."""
         return len(self._kept.get(device, ())) >= MOST
 
 

@@ -1,8 +1,7 @@
 """Inputs and outputs of one eager call, which a capture must reproduce before it is replayed.
 
-A capture reads and writes where its memory lies in that moment, and holds values that were made on
-the processor. Whether it computes what the call does shows in what it gives for the inputs of a
-call that was made.
+A capture reads and writes fixed addresses, and contains values that were made on the processor.
+Whether it computes what the call does is seen by computing a previous call again.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Shown:
     """One call of a signature."""
 
     def __init__(self, inputs: Sequence[torch.Tensor], epoch: int) -> None:
-        """Keep what a call is given: nobody may write into that, the call least of all.
+        """Keep a call's inputs; nothing may write into them, not even the call.
 
         Args:
             epoch: of the weights that it reads.
@@ -45,7 +44,7 @@ class Shown:
         self._results: list[torch.Tensor] | None = None
 
     def gave(self, results: Sequence[torch.Tensor]) -> None:
-        """Keep copies of what the call gave."""
+        """Keep copies of the call's results."""
         self._results = copies(results)
 
     def tells_of(self, epoch: int) -> bool:
@@ -53,14 +52,14 @@ class Shown:
         return self._results is not None and self.epoch == epoch
 
     def why_not(self, results: Sequence[torch.Tensor]) -> Reason | None:
-        """Say why what was captured, which gave these results for its inputs, does not compute what
-        the call did. Waits for the device.
+        """Say why a capture with these results does not compute what the call did. Waits for the
+        device.
         """
         assert self._results is not None
         return why_other(results, self._results)
 
 
 def why_other(results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> Reason | None:
-    """Say why results of what was captured are not those of the call. Waits for the device."""
+    """Say why a capture's results differ from the call's. Waits for the device."""
     error = max(map(relative_l2, results, expected), default=0.0)
     return of("replays_otherwise", error=f"{error:.0e}") if error > LIMIT else None

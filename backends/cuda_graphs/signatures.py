@@ -1,8 +1,8 @@
-"""One call of a root module as data: its tensors, and everything else that its result hangs on.
+"""One call of a root module as data: its tensors, and everything else that its result depends on.
 
 Two calls with equal keys run the same kernels on tensors of the same sizes, so a CUDA graph that
-was captured from one can be replayed for the other. What cannot be known to be so is refused, in
-words.
+was captured from one can be replayed for the other. A call for which that is uncertain is refused
+with a reason.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class CallValues(NamedTuple):
     Attributes:
         key: equal for calls that one captured graph serves.
         tensors: the tensors among the arguments, in walking order.
-        args, kwargs: as they came.
-        unread: options that are handed through as they are.
+        args, kwargs: as they were passed.
+        unread: options that are passed through unchanged.
     """
 
     key: Hashable
@@ -52,7 +52,7 @@ class CallValues(NamedTuple):
     unread: frozenset[str]
 
     def without_memory(self) -> CallValues:
-        """Return the same over tensors of equal form that hold nothing."""
+        """Return the same over tensors of equal form without memory."""
         forms = [
             torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
             for t in self.tensors
@@ -83,7 +83,7 @@ class CallValues(NamedTuple):
 
 
 def arithmetic() -> tuple[Any, ...]:
-    """Return the settings of this process that change what the same kernels are called for."""
+    """Return the settings of this process that change which kernels run."""
     backends: Any = torch.backends
     matmul, cudnn = backends.cuda.matmul, backends.cudnn
     return (
@@ -132,7 +132,7 @@ def read_call(
 
 
 def run_steps(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
-    """Return how many steps the sampler's run has that a call belongs to, None where none is told.
+    """Return how many steps the sampler's run of a call has, None if unknown.
 
     Nothing is read from the GPU.
     """
@@ -141,12 +141,12 @@ def run_steps(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
 
 
 def result_form(result: Any) -> CallValues:
-    """Return the form of what a call gave, which holds no memory; see `read_result`."""
+    """Return the form of a call's result, which holds no memory; see `read_result`."""
     return read_result(result).without_memory()
 
 
 def read_result(result: Any) -> CallValues:
-    """Take what a call gave apart, as if it were the one argument of a call.
+    """Take a call's result apart, as if it were the argument of a call.
 
     Raises:
         FixedCallError: it holds no tensor, or something whose effect is not known.

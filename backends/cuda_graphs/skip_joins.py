@@ -1,8 +1,8 @@
 """Joining channels-last images by their channels, at the speed of memory.
 
-`torch.cat` of such images works out where each element of two bytes goes: a UNet's skip connections
-cost as much as its smaller convolutions. The same bytes, looked at as rows of 16-byte elements, are
-joined many times quicker. A copy is a copy: not one bit is different.
+`torch.cat` of such images computes an address for each two-byte element: a UNet's skip connections
+cost as much as its smaller convolutions. The same bytes, seen as rows of 16-byte elements, are
+joined many times faster, and bit for bit the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BYTES = 16
 class QuickJoins(TorchFunctionMode):
     """While this is entered, in this thread, `torch.cat` joins channels-last images quickly.
 
-    Meant for the time of a capture: what is captured is replayed without it.
+    Meant for captures: what is captured is replayed without it.
     """
 
     def __torch_function__(

@@ -1,9 +1,9 @@
 """The streams that calls are captured on.
 
-A library may keep memory for each stream it is called on. Most take it once, for good, and all
-captured calls share a stream on which they did. Some take more for a larger call and free what they
-had (`formats.Format.takes_memory_by_stream`), where a captured call would still write. So such a
-call has a stream for itself: it runs there once before it is captured, and nothing else ever does.
+A library may keep memory for each stream it is called on. Most allocate it once, and all captured
+calls share a stream on which they have. Some allocate more for a larger call and free the old
+memory (`formats.Format.takes_memory_by_stream`), where a captured call would still write. So such a
+call has its own stream: it runs there once before it is captured, and nothing else does.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OwnStreams:
         """Return a stream of the device on which no captured call lies.
 
         Raises:
-            RuntimeError: the driver gives none.
+            RuntimeError: the driver makes none.
         """
         with self._lock:
             idle = self._idle.setdefault(device.index or 0, [])
@@ -65,7 +65,7 @@ _shared: dict[int, torch.cuda.Stream] = {}
 
 
 def shared(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of all calls that need none for themselves, ready to capture on."""
+    """Return the stream of all calls that need no stream of their own, ready to capture on."""
     stream = _shared.get(device.index or 0)
     if stream is None:  # two threads may make one each: one of them serves both
         made = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -82,7 +82,9 @@ def rehearse(own: OwnStream, device: torch.device, run: Callable[[], Any]) -> No
     with torch.cuda.stream(own.stream):
         run()
     own.stream.synchronize()
-    if not driver.is_driver_allocator():  # PyTorch's own keeps what was freed for that stream alone
+    if (
+        not driver.is_driver_allocator()
+    ):  # PyTorch's own allocator keeps freed memory for that stream only
         with QUIET.loud():
             torch.cuda.empty_cache()
     own.held_bytes += max(0, _held(device) - before)
@@ -91,9 +93,9 @@ def rehearse(own: OwnStream, device: torch.device, run: Callable[[], Any]) -> No
 def make_workspaces(stream: Any, device: torch.device) -> None:
     """Have PyTorch's libraries make their workspaces for a stream.
 
-    Made within a capture, they would lie in that graph's memory and go with it. They belong to a
-    thread as well as to a stream, and may go with another graph (`retired`), so this is done each
-    time.
+    Made within a capture, they would be part of that graph's memory and freed with it. They belong
+    to a thread as well as to a stream, and may be freed with another graph (`retired`), so this is
+    done each time.
     """
     with torch.cuda.stream(stream):
         for dtype in (torch.float16, torch.bfloat16, torch.float32):
@@ -104,7 +106,7 @@ def make_workspaces(stream: Any, device: torch.device) -> None:
 
 
 def _held(device: torch.device) -> int:
-    """What is held of the device's memory, by whomever, and not only kept for later by PyTorch."""
+    """The device memory in use by anyone, without what PyTorch only caches."""
     free, total = torch.cuda.mem_get_info(device)
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return total - free - kept

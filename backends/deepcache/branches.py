@@ -1,10 +1,11 @@
-"""One UNet as two: the whole one that shows its deep feature, and the shallow one that is given it.
+"""One UNet as two: the whole one, which returns its deep feature, and the shallow one, which takes
+it.
 
 A *branch* is the skip connection at which the UNet is cut, 0 being the outermost. With branch `b`
 the shallow network is the first `b + 1` input blocks and the last `b + 1` output blocks; what lies
-between is replaced by the feature that went into the first of those output blocks before. Both are
-modules of the host's own class over the very same blocks: they run the host's own `_forward`, and
-the host's model is not touched.
+between is replaced by the kept input of the first of those output blocks. Both are modules of the
+host's own class over the same blocks: they run the host's own `_forward`, and the host's model is
+not touched.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def depth(unet: Any) -> int:
 
 
 class Branch:
-    """One way to cut a UNet in two. The modules are the host's; a feature is held by nobody here.
+    """One way to cut a UNet in two. The modules are the host's; no feature is kept here.
 
     Attributes:
         number: which branch, from 0 (the outermost) to `depth(unet) - 1`.
@@ -71,7 +72,7 @@ class Branch:
 
     def is_current(self) -> bool:
         """Whether the UNet still has the layers that it was cut with: others may patch or inject
-        some for a run, or give them another class.
+        some for a run, or change their class.
         """
         now = _layers(self.whole.of)
         return len(now) == len(self._layers) and all(
@@ -80,8 +81,8 @@ class Branch:
         )
 
     def foreign_class(self) -> type | None:
-        """Return the class of the UNet or of one of its blocks that is not the host's own, if one
-        is: its owner alone knows what it calls, and with what.
+        """Return the class of the UNet or of one of its blocks that is not the host's own, if any:
+        only its owner knows what it calls.
         """
         host = unets.classes()
         unet: Any = self.whole.of
@@ -122,11 +123,11 @@ class Branch:
         """Run the outer blocks around a feature that `full` gave.
 
         Args:
-            feature: it may be used again: what patches do to it in place is not seen outside.
+            feature: may be used again: what patches do to it in place is not seen outside.
             Others: as of the host's `UNetModel._forward`.
 
         Raises:
-            OwnError: what the blocks are to be given could not be made.
+            OwnError: the blocks' inputs could not be made.
         """
         with own_part():
             options = self._options(transformer_options or {})
@@ -147,9 +148,8 @@ class Branch:
         return shifted
 
     def _control(self, control: Mapping[str, list[Any]] | None) -> dict[str, Any] | None:
-        """The residuals of the blocks that run; each block takes the last one that is left of its
-        side's list, so the outermost blocks find theirs at the end of one and the start of the
-        other.
+        """The residuals of the blocks that run. Each block takes the last remaining one of its
+        side's list, so the outermost blocks' are at the end of one and the start of the other.
         """
         if control is None:
             return None
@@ -162,7 +162,7 @@ class Branch:
 
 
 class _Tap(Passage):
-    """The last layer before the cut: passes on what comes, and keeps a copy of it."""
+    """The last layer before the cut: passes its input on, and keeps a copy."""
 
     feature: torch.Tensor | None = None
 
@@ -173,7 +173,7 @@ class _Tap(Passage):
 
 
 class _Source(Passage):
-    """Stands for all that is skipped: gives the feature, whatever comes."""
+    """Stands for all that is skipped: returns the feature for any input."""
 
     feature: torch.Tensor | None = None
 
@@ -211,7 +211,7 @@ def _with_tap(unet: Any, tap: torch.nn.Module, cut: int) -> Any:
 
 
 def _layers(unet: Any) -> list[Any]:
-    """All that the two halves are made of."""
+    """All layers of the two halves."""
     layers = [unet, *unet.children()]
     for block in (*unet.input_blocks, unet.middle_block or (), *unet.output_blocks):
         layers += [block, *block]
@@ -219,7 +219,7 @@ def _layers(unet: Any) -> list[Any]:
 
 
 def _sequence(*layers: torch.nn.Module) -> torch.nn.Module:
-    """A block as the host's are, so that what wraps or looks for them finds what it expects."""
+    """A block like the host's, so that code that wraps or looks for them finds what it expects."""
     sequence: torch.nn.Module = unets.classes().sequence(*layers)
     return sequence
 

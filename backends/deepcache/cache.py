@@ -1,7 +1,7 @@
 """DeepCache on one MODEL: what happens around a sampler run and around each call of the UNet.
 
-The feature of a call is reused by calls that are like it in everything that shapes it
-(`features.Place`); whatever is not, runs as a full one. Only counts outlive the run.
+A call's feature is reused by calls that equal it in everything that shapes it (`features.Place`);
+all others run in full. Only counts outlive the run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DeepCache(Cache[Run]):
         Args:
             branch: the host's UNetModel as cut in two; its blocks are used and never changed.
             options: what the user chose.
-            events: is told of the end of each run.
+            events: gets the end of each run.
             identifier: its name in reports.
             is_known: which wrappers of a UNet's call know its copies.
         """
@@ -86,7 +86,7 @@ class DeepCache(Cache[Run]):
         return Run.begin(self.options, guider, sigmas)
 
     def _is_copied(self, guider: Any) -> bool:
-        """Whether the host made a copy of the UNet, with weights of its own, that runs here."""
+        """Whether a copy of the UNet, with its own weights, runs here."""
         patcher = getattr(guider, "model_patcher", None)
         unet = None if patcher is None else models.diffusion_model(patcher)
         return unet is not self._unet and type(unet) is type(self._unet)
@@ -96,7 +96,7 @@ class DeepCache(Cache[Run]):
     def around_unet(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         """The host's DIFFUSION_MODEL wrapper: one call of the UNet, whole or shallow.
 
-        What is ours runs before the call and after it; within it only what marks its own errors.
+        Our code runs before and after the call; within it only code that marks its own errors.
         """
         run = self._run
         if run is None or self.problem or host.owner(executor) is not self._unet:
@@ -148,7 +148,7 @@ class DeepCache(Cache[Run]):
         output: torch.Tensor,
         feature: torch.Tensor | None,
     ) -> None:
-        """Note a call that was made, and keep its feature if it is the one of a whole call."""
+        """Note a finished call, and keep its feature if it was a whole one."""
         step.ended()
         if step.place is None or feature is None:
             return
@@ -160,7 +160,7 @@ class DeepCache(Cache[Run]):
         run.tally.feature_bytes = max(run.tally.feature_bytes, bytes_of(run.kept))
 
     def _why_not(self, executor: Any) -> Reason | None:
-        """Why the rest of this run is the host's, if it is."""
+        """Why the host makes the rest of this run, if so."""
         if (kind := self.branch.foreign_class()) is not None:
             return of("deepcache_swapped", name=kind.__name__, owner=owner_of(kind))
         own = is_own_forward(host.innermost(executor), self._unet)
@@ -169,7 +169,9 @@ class DeepCache(Cache[Run]):
     def _whole(
         self, executor: Any, call: dict[str, Any]
     ) -> tuple[Callable[[], Any], Callable[[Any], tuple[torch.Tensor, torch.Tensor | None]]]:
-        """Run the whole UNet; how, and what takes output and feature from what that gives."""
+        """Run the whole UNet: the function to call, and one that takes output and feature from its
+        result.
+        """
         branch = self.branch
         if self._is_ours(executor):
             return within(executor, branch.whole, branch.whole.call, call), tuple
@@ -203,9 +205,9 @@ class DeepCache(Cache[Run]):
         self, executor: Any, step: Step, output: torch.Tensor, feature: torch.Tensor
     ) -> bool:
         """At the first full call of a structure: with the feature just kept, the shallow path must
-        give the full output, bit for bit. Compiled, both may run through other kernels.
+        return the full output, bit for bit, or nearly so where both run compiled.
         """
-        if step.random != random_state(output.device):  # the outer blocks would draw others
+        if step.random != random_state(output.device):  # the outer blocks would draw other numbers
             return True
         found = self._shallow(executor, feature, step.before.copies)()
         if torch.equal(found, output):

@@ -19,11 +19,11 @@ class Step(NamedTuple):
 
     Attributes:
         call: makes it.
-        split: gives its output, and the feature where there is one, from what `call` gave.
-        before: how its arguments are.
+        split: takes the output, and the feature if any, from what `call` returned.
+        before: its arguments, as they were.
         place, structure: of a whole call whose feature is to be kept.
-        random: where the random numbers are, if its structure was not checked yet.
-        ended: is told when it was made.
+        random: the state of the random numbers, if its structure was not checked yet.
+        ended: called once it is made.
     """
 
     call: Callable[[], Any]
@@ -36,18 +36,18 @@ class Step(NamedTuple):
 
 
 def alone(output: torch.Tensor) -> tuple[torch.Tensor, None]:
-    """Split what a call gives that shows no feature."""
+    """Split the result of a call without a feature."""
     return output, None
 
 
 def within(
     executor: Any, owner: Any, run: Callable[..., Any], call: dict[str, Any]
 ) -> Callable[[], Any]:
-    """Return what calls a function in place of the UNet's own forward, within the wrappers that are
-    left.
+    """Return what calls a function in place of the UNet's own forward, within the remaining
+    wrappers.
 
     Args:
-        owner: whose function it is, as those wrappers are told: a copy, or the UNet.
+        owner: of the function, as those wrappers see it: a copy, or the UNet.
     """
     inner = call_within(executor, owner, run)
     rest = {name: value for name, value in call.items() if name not in ARGUMENTS}
@@ -62,7 +62,7 @@ class Before(NamedTuple):
 
     @classmethod
     def of(cls, call: dict[str, Any]) -> Before:
-        """Take down how the arguments of a call are now."""
+        """Remember a call's arguments as they are now."""
         control = call["control"]
         copied = {
             **call,
@@ -72,7 +72,7 @@ class Before(NamedTuple):
         return cls(call, copied)
 
     def restore(self) -> None:
-        """Fill the containers again, for the call to be made once more."""
+        """Fill the containers again, to make the call once more."""
         options = self.call["transformer_options"]
         options.clear()
         options.update(self.copies["transformer_options"])
@@ -81,5 +81,5 @@ class Before(NamedTuple):
 
 
 def random_state(device: torch.device) -> bytes:
-    """Return where PyTorch's random numbers are, without waiting for the GPU."""
+    """Return the state of PyTorch's random numbers, without waiting for the GPU."""
     return b"".join(state.numpy().tobytes() for state in random_states(device))

@@ -1,4 +1,4 @@
-"""What must be the same for two calls of a UNet to share a deep feature."""
+"""What must be equal for two calls of a UNet to share a deep feature."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..host_api.options import window_of
 
 
 class CallShape(NamedTuple):
-    """What must be the same for two calls to share a feature, besides their patches.
+    """What must be equal for two calls to share a feature, besides their patches.
 
     Attributes:
         chunks: the conditioning of each part of the batch, by the host's ids and in its order.
@@ -27,7 +27,7 @@ class CallShape(NamedTuple):
 
     @property
     def structure(self) -> tuple[Any, ...]:
-        """The same without whose conditioning it is."""
+        """The same without the conditionings' ids."""
         return len(self.chunks), len(self.frames), self.tensors, self.residuals
 
 

@@ -1,4 +1,4 @@
-"""Whose an exception is: the host's passes through as it came, ours ends DeepCache's part."""
+"""Tells the host's exceptions, which pass through, from ours, which switch DeepCache off."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 
 class OwnError(Exception):
-    """Something of DeepCache's own failed where the host or another node called it; the cause is
-    chained. The call is to be made as the host makes it.
+    """DeepCache's own code failed where the host or another node called it; the cause is chained.
+    The call is to be made as the host makes it.
     """
 
 

@@ -58,7 +58,7 @@ class Run(caching.Run[torch.Tensor]):
         Args:
             steps: the steps that may be shallow.
             full: those among them that are full, where `drift` is None.
-            drift: tells which of them are full; None where `full` does.
+            drift: decides which of them are full; None: `full` does.
             patcher: the host's ModelPatcher that runs.
         """
         super().__init__(Tally((FULL, SHALLOW)))
@@ -85,7 +85,7 @@ class Run(caching.Run[torch.Tensor]):
         """Whether this step computes the whole UNet; if so, what was kept is freed.
 
         Args:
-            x, sigmas: of the call that is to be made; the first of a step decides for all of it.
+            x, sigmas: of the next call; a step's first call decides for the whole step.
         """
         full = self._chosen(x, sigmas)
         if full and self._last_full != self.step:

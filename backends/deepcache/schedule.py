@@ -1,7 +1,7 @@
 """Which steps of a sampler run compute the whole UNet; the others reuse its deep feature.
 
 Steps are numbered from 0 as the sampler makes them. Outside of the chosen part of a run every step
-is a full one, and so is the first within it: there is nothing to reuse yet.
+is full, and so is the first within it, as there is nothing to reuse yet.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Schedule(str, Enum):
 class Drift:
     """The adaptive schedule: a step is full once the latent is far from the last full step's.
 
-    How far is mean absolute difference over mean absolute value, of the latent as the sampler has
-    it: the input that a UNet gets is scaled to one size at every sigma, and hides how much of the
-    image is decided while sigma is high. The number is read from the GPU once per step.
+    The distance is the mean absolute difference over the mean absolute value of the sampler's
+    latent. (The UNet's input is scaled to the same size at every sigma, which hides how much of the
+    image is decided at high sigma.) The number is read from the GPU once per step.
     """
 
     def __init__(self, threshold: float) -> None:
-        """Set up; no step was looked at yet.
+        """Set up; no step yet.
 
         Args:
             threshold: how far a latent may drift, 0 to 1; at 0 every step is full.
@@ -72,7 +72,7 @@ def uniform(steps: range, interval: int) -> frozenset[int]:
 
 
 def quadratic(steps: range, interval: int, *, center: float, power: float) -> frozenset[int]:
-    """As many full steps as `uniform` has, close together around one moment of the run.
+    """As many full steps as `uniform`, denser around one moment of the run.
 
     The non-uniform schedule of the DeepCache paper (section 3.3): evenly spaced numbers, raised to
     a power on both sides of the centre.
@@ -88,7 +88,7 @@ def quadratic(steps: range, interval: int, *, center: float, power: float) -> fr
     numbers = [low + (high - low) * n / count for n in range(count)]
     wanted = [round(_root(number, 1.0 / power) + middle) for number in numbers]
     chosen: list[int] = []
-    for n, step in enumerate(wanted):  # each its own, with room for those that come after
+    for n, step in enumerate(wanted):  # each distinct, with room for the later ones
         after_last = chosen[-1] + 1 if chosen else 0
         chosen.append(min(max(step, after_last), total - (count - n)))
     return frozenset(steps[n] for n in chosen)

@@ -1,8 +1,7 @@
-"""What part of a UNet's arithmetic its outer blocks are, for each branch at which it may be cut.
+"""The share of a UNet's arithmetic in its outer blocks, for each branch at which it may be cut.
 
-Counted from the modules: products of convolutions and linear layers, and of attention, at the size
-that a model of this sort is made for. Time on a GPU is not arithmetic: a report says what was
-saved.
+Counted from the modules: products of convolutions, linear layers and attention, at the size that
+such a model is made for. GPU time is not arithmetic: a report says what was saved.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ def usual_side(unet: Any) -> int:
 
 
 def shares(unet: Any) -> list[float]:
-    """Return what part of a whole step a shallow one computes, for each branch from the outermost.
+    """Return the share of a whole step that a shallow one computes, for each branch from the
+    outermost.
 
     Args:
         unet: the host's UNetModel.

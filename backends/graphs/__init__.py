@@ -1,1 +1,1 @@
-"""The graphs of this process: one, all of them, written down."""
+"""The graphs of this process."""

@@ -1,4 +1,4 @@
-"""A graph written down for a developer, in a folder of its own (`debugging.Debugging.dump`):
+"""Writes each graph into a folder of its own, for a developer (`debugging.Debugging.dump`):
 
     description.json   the kind as it was described
     exported.txt       what was exported, before the compiler took it (from the worker)

@@ -40,7 +40,7 @@ class Refusal(NamedTuple):
 
     Attributes:
         reason, remedy: in words, and what to do.
-        untrusted_in: its folder, if all that it lacks is that somebody trusts it here.
+        untrusted_in: its folder, if it only lacks trust here.
     """
 
     reason: Reason
@@ -57,8 +57,8 @@ class Loaded(NamedTuple):
         work: elements of its largest tensor, by those of its first input.
         source: "built" or "loaded".
         payload_sha256: of what was loaded.
-        build_seconds: that its build took, whoever built it.
-        load_ms: that loading its file took; None for one that was built.
+        build_seconds: of its build, whoever built it.
+        load_ms: of loading its file; None for one that was built.
         bytes: of its file; None where there is none.
         binary_bytes: of its kernels on a GPU.
     """
@@ -75,13 +75,13 @@ class Loaded(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Where a graph is in its life, with all that belongs to it. Several threads write and read it,
-    so one takes the place of another as a whole.
+    """Where a graph is in its life, with all that belongs to it. Several threads read and write it,
+    so it is replaced as a whole.
 
     Attributes:
         state: where it is.
-        reason: why it is not ready, in words, where that is known.
-        remedy: what to do about that; empty where there is nothing.
+        reason: why it is not ready, if known.
+        remedy: what to do about that; empty for nothing.
         elsewhere: whether another server that shares the store builds it.
         loaded: what can be called, of one that is ready.
     """
@@ -110,7 +110,7 @@ class Graph:
             key: the kind's key.
             description: the kind.
             backend: what compiled it.
-            on_drop: tells who wants to know when it is dropped.
+            on_drop: called when it is dropped.
             card: the number of the GPU on which it computes; 0 without one.
         """
         self._on_drop = on_drop
@@ -140,7 +140,7 @@ class Graph:
 
     @property
     def loaded(self) -> Loaded | None:
-        """What can be called; None where it is not ready."""
+        """What can be called; None if it is not ready."""
         return self.outcome.loaded
 
     @property
@@ -150,17 +150,17 @@ class Graph:
 
     @property
     def reason(self) -> Reason | None:
-        """Why it is not ready, in words, where that is known."""
+        """Why it is not ready, if known."""
         return self.outcome.reason
 
     @property
     def remedy(self) -> Reason:
-        """What to do about that reason; empty where there is nothing."""
+        """What to do about that reason; empty for nothing."""
         return self.outcome.remedy
 
     @property
     def is_pending(self) -> bool:
-        """Whether it is on its way."""
+        """Whether it is being loaded or built."""
         return self.outcome.state in (State.LOADING, State.BUILDING)
 
     @property
@@ -170,8 +170,8 @@ class Graph:
 
     @property
     def is_missed(self) -> bool:
-        """Whether no file serves, as far as is known, and nobody wants it built: each run looks for
-        it again.
+        """Whether no file serves, as far as is known, and nobody wants it built: each run looks
+        again.
         """
         now = self.outcome
         again = now.state is State.LOADING and now.reason is not None and not self.build_wanted
@@ -179,13 +179,13 @@ class Graph:
 
     @property
     def is_coming(self) -> bool:
-        """Whether it will surely be there: it is built, or will be if no file serves."""
+        """Whether it will be ready: it is being built, or will be if no file serves."""
         state = self.outcome.state
         return state is State.BUILDING or (state is State.LOADING and self.build_wanted)
 
     @property
     def why_not(self) -> Reason | None:
-        """Why it serves no call now, None where it does."""
+        """Why it serves no call now, None if it does."""
         now = self.outcome
         if now.state is State.READY:
             return None
@@ -196,7 +196,7 @@ class Graph:
         return with_remedy(now.reason or of("no_file"), now.remedy)
 
     def changed(self) -> None:
-        """Have what serves calls chosen anew: which models it serves is another matter now."""
+        """Have what serves calls chosen again: the models that it serves have changed."""
         self._on_drop()
 
     def drop(self, reason: Reason) -> None:
@@ -244,7 +244,7 @@ def validate_result(graph: Graph, result: BuildResult) -> tuple[Facts, float]:
 
 
 def validate_weights(graph: Graph, facts: Facts) -> None:
-    """Refuse weights that are no parameters of the graph's own region, whoever named them.
+    """Refuse weights that are not parameters of the graph's own region.
 
     Raises:
         ManifestError: a weight is none.

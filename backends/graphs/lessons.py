@@ -30,12 +30,12 @@ _TIMES = "steps"
 
 
 class Known(NamedTuple):
-    """What is known of one structure. Several threads write and read it, so one takes the place of
-    another as a whole.
+    """What is known of one structure. Several threads read and write it, so it is replaced as a
+    whole.
 
     Attributes:
         record: what was learned; None where nothing was.
-        problem: why nothing is used of it in this process.
+        problem: why it is not used in this process.
         is_pending: whether a worker learns.
         steps: how many were watched.
     """
@@ -47,7 +47,7 @@ class Known(NamedTuple):
 
 
 class Lesson:
-    """One structure of this process, whoever has models of it.
+    """One structure in this process, for all models that have it.
 
     Attributes:
         structure: its name.
@@ -75,14 +75,14 @@ class Lesson:
         return known.problem is None and not known.is_pending and known.steps < MOST_STEPS
 
     def find(self, record: dict[str, Any]) -> None:
-        """Take what lay on disk, where nothing is known yet."""
+        """Take what was found on disk, if nothing is known yet."""
         with self._lock:
             if self.known == Known():
                 learned = {name: each for name, each in record.items() if name != _TIMES}
                 self.known = Known(record=learned, steps=int(record.get(_TIMES, 1)))
 
     def begin(self) -> bool:
-        """Begin to learn from one more step; False: no more may be watched, or another was."""
+        """Begin to learn from one more step; False: no more may be watched, or another step was."""
         with self._lock:
             may_be = self.may_be_watched
             if may_be:
@@ -90,7 +90,7 @@ class Lesson:
         return may_be
 
     def end(self, taken: Known) -> None:
-        """Learn no more; what was refused meanwhile stays so.
+        """End learning; what was refused meanwhile stays so.
 
         Args:
             taken: what is known now.
@@ -106,14 +106,14 @@ class Lesson:
 
 
 def unusable(reason: Reason) -> Lesson:
-    """Return one of a model that has no name, of which nothing is used."""
+    """Return one for a model without a name; nothing of it is used."""
     lesson = Lesson("")
     lesson.refuse(reason)
     return lesson
 
 
 class Lessons:
-    """All of the process."""
+    """All lessons of the process."""
 
     def __init__(self, records: Records, builder: AnyBuilder, events: Events) -> None:
         """Set up; nothing is read.
@@ -127,7 +127,7 @@ class Lessons:
         self._lessons: dict[str, Lesson] = {}
 
     def of(self, structure: str, folders: Sequence[Path] = ()) -> Lesson:
-        """Return what is known of a structure, found on disk where nothing is yet.
+        """Return what is known of a structure, from disk if nothing is known yet.
 
         Args:
             folders: graph folders to look in besides.
@@ -138,8 +138,8 @@ class Lessons:
         return lesson
 
     def teach(self, lesson: Lesson, root: str, task: Mapping[str, Any]) -> None:
-        """Have a worker learn from a step that was watched; returns at once. Of two that were
-        watched at once it is the first.
+        """Have a worker learn from a watched step; returns at once. Of two steps watched at once it
+        takes the first.
 
         Args:
             root: the name of the model's class.
@@ -158,8 +158,8 @@ class Lessons:
         future.add_done_callback(lambda done: self._arrived(lesson, root, done))
 
     def refuse(self, lesson: Lesson, reason: Reason) -> None:
-        """Use nothing of what was learned of a structure any more in this process; nobody is told,
-        for a step does so, under its scope's lock.
+        """Use nothing that was learned of a structure any more in this process. Publishes no event,
+        because a step calls it under its scope's lock.
         """
         lesson.refuse(reason)
 
@@ -174,7 +174,7 @@ class Lessons:
             self._records.carry(lesson.structure, folder)
 
     def _arrived(self, lesson: Lesson, root: str, future: Future[BuildResult]) -> None:
-        """Take what a worker came to; whatever it is, nothing is learned afterwards."""
+        """Take a worker's outcome; whatever it is, learning ends."""
         before = lesson.known
         try:
             taken = self._taken(lesson, root, before, future)
@@ -198,7 +198,7 @@ class Lessons:
             raise error
         elif before.record is not None:
             return before
-        elif error.reason.key.startswith("learned_"):  # the next process would learn no more
+        elif error.reason.key.startswith("learned_"):  # the next process would not learn it again
             record = _nothing(root, error.reason)
         else:
             logger.warning("Warmgraph: %s runs at normal speed: %s", root, error.reason)
@@ -211,7 +211,7 @@ class Lessons:
 
 
 def _nothing(root: str, reason: Reason) -> dict[str, Any]:
-    """The record of a model of which nothing can be learned."""
+    """The record of a model that cannot be learned."""
     return {"root": root, "ways": [], "blocks": [], "outside": [["the model", reason.to_plain()]]}
 
 

@@ -63,7 +63,7 @@ class Graphs:
         Args:
             store: where files are.
             builder: who builds.
-            claims: what keeps servers from building the same.
+            claims: keeps servers from building the same graph.
             events: who is told of changes.
             dump: a folder in which each graph is written down for a developer.
             remote: a store that machines share, if there is one; `claims` closes it.
@@ -111,22 +111,20 @@ class Graphs:
         return {graph.key for graph in self._snapshot() if graph.state is State.READY}
 
     def awaited(self) -> int:
-        """Return how many graphs are being looked for, built or loaded, wherever that is."""
+        """Return how many graphs are being looked for, built or loaded, here or elsewhere."""
         return sum(graph.is_pending for graph in self._snapshot())
 
     def untrusted(self) -> list[Path]:
-        """Return the folders that have files of graphs that are missing, which nobody trusts here
-        yet.
-        """
+        """Return the folders with untrusted files of missing graphs."""
         refused = [graph.refused for graph in self._snapshot() if graph.refused is not None]
         return sorted({each.untrusted_in for each in refused if each.untrusted_in is not None})
 
     def request(self, graphs: Iterable[Graph], folders: Sequence[Path], *, build: bool) -> None:
-        """Have graphs loaded, or built where there is no file; nothing is waited for.
+        """Have graphs loaded, or built if there is no file; does not wait.
 
         Args:
             folders: graph folders to look in besides the store.
-            build: whether to build what no file has.
+            build: whether to build what no file serves.
         """
         wanted = []
         with self._lock:
@@ -149,7 +147,7 @@ class Graphs:
 
     def settle(self) -> None:
         """Wait until everything requested so far was looked for on disk (builds may go on), and in
-        the remote store for as long as patience lasts.
+        the remote store up to its patience.
         """
         self._loader.submit(int).result()
         if self._remote is not None:
@@ -169,7 +167,7 @@ class Graphs:
         self._loader.submit(_logged, task)
 
     def _hand_over(self, graph: Graph, task: Callable[..., None], *arguments: Any) -> None:
-        """Have the loader's thread do something for a graph that is on its way."""
+        """Have the loader's thread do something for a pending graph."""
         try:
             self._loader.submit(task, *arguments)
         except RuntimeError as error:  # it takes no more tasks
@@ -177,12 +175,11 @@ class Graphs:
             self._set(graph, Outcome(State.MISSING, _CLOSED))
 
     def _load_or_build(self, graph: Graph, first: bool = True, *, remote: bool = True) -> None:
-        """Look for a graph; whatever happens, somebody works on it afterwards, or a reason is
-        given.
+        """Look for a graph; afterwards somebody works on it, or it has a reason.
 
         Args:
-            remote: whether to have it looked for in the remote store as well; then it comes back
-                here, and nothing is waited for.
+            remote: whether to look in the remote store as well; then it comes back here, without
+                waiting.
         """
         remote = remote and self._remote is not None
         try:
@@ -198,7 +195,7 @@ class Graphs:
                     if not graph.build_wanted:
                         continue  # to explain it
                 with self._lock:  # from here on another request finds the graph missing
-                    if graph.folders == folders:  # else more were named meanwhile
+                    if graph.folders == folders:  # else more folders were named meanwhile
                         build = graph.build_wanted
                         state = State.BUILDING if build else State.MISSING
                         graph.outcome = graph.outcome._replace(state=state, elsewhere=False)
@@ -210,7 +207,7 @@ class Graphs:
             self._give_up(graph, of("gave_up", error=words_of(error)), error)
 
     def _look_elsewhere(self, graph: Graph, first: bool) -> bool:
-        """Have a graph looked for in the remote store; False where that is of no use now."""
+        """Have a graph looked for in the remote store; False if that is of no use now."""
 
         def come_back() -> None:
             if graph.is_pending:  # else dropped meanwhile
@@ -225,7 +222,7 @@ class Graphs:
         return self._remote.fetch(graph.key, then)
 
     def _find(self, graph: Graph, folders: tuple[Path, ...], *, explain: bool = True) -> bool:
-        """Load a graph from a file; where there is none, say why unless it is to be built."""
+        """Load a graph from a file; if there is none, say why unless it is to be built."""
         reason: Reason | None = None
         remedy = NOTHING
         try:
@@ -235,7 +232,7 @@ class Graphs:
             # A file that must not be used is named, and built anew where that is allowed.
             graph.refused = refusal_of(error)
             reason, remedy, _ = graph.refused
-            if graph.build_wanted:  # else the sessions that wait for it say so
+            if graph.build_wanted:  # else the sessions that wait for it report it
                 self._warn_once(with_remedy(reason, remedy or of("do_nothing_anew")))
             self._detail(f"{graph.description.label} was not loaded", error)
         except BaseException as error:
@@ -249,7 +246,7 @@ class Graphs:
         return False
 
     def _give_up(self, graph: Graph, why: Reason, error: BaseException) -> None:
-        """End a graph's way at the boundary of a thread, where nothing else has."""
+        """Fail a graph at the boundary of a thread, if nothing else has ended it."""
         logger.error("%s: %s", graph.description.label, why, exc_info=error)
         if graph.state is not State.READY:
             self._set(graph, Outcome(State.FAILED, why))
@@ -280,7 +277,7 @@ class Graphs:
         if elsewhere:
             self._set(graph, graph.outcome._replace(state=State.BUILDING, elsewhere=True))
         elif first and graph.refused is None and self._store.find(graph.key) is not None:
-            look_again(first=False)  # it came between the look and the claim
+            look_again(first=False)  # it arrived between the look and the claim
         else:
             self._build(graph)
 
@@ -318,8 +315,8 @@ class Graphs:
         self._set(graph, Outcome(State.READY, loaded=loaded))
 
     def _look_at_store(self) -> None:
-        """Say before anything is built or fetched whether it can be kept; a store that is complete
-        need not be written.
+        """Report before anything is built or fetched whether it can be kept; a complete store need
+        not be writable.
         """
         if self._has_looked:
             return
@@ -351,7 +348,7 @@ class Graphs:
         future.add_done_callback(lambda done: self._hand_over(graph, self._arrived, graph, done))
 
     def _arrived(self, graph: Graph, future: Future[BuildResult]) -> None:
-        """Take what a build has come to; whatever it is, the graph is not building afterwards."""
+        """Take a build's outcome; whatever it is, the graph is not building afterwards."""
         if self._building.get(graph.key) is future:
             del self._building[graph.key]
         try:
@@ -386,7 +383,7 @@ class Graphs:
         self._ready(graph, loaded)
 
     def _kept(self, graph: Graph, result: BuildResult) -> Loaded | None:
-        """What was made of a build for another card that waited for it, too."""
+        """Use a build also for another card that waited for it."""
         others = (g.loaded for g in self._snapshot() if g.key == graph.key and g is not graph)
         same = (each for each in others if each and each.payload_sha256 == result.payload.sha256)
         return next(same, None)
@@ -460,7 +457,7 @@ class Graphs:
         self._events.publish(Event.GRAPH_CHANGED)
 
     def _dropped(self) -> None:
-        """A graph was dropped, in a step of a model; who listens is told in the loader's thread."""
+        """A graph was dropped, in a step of a model; the loader's thread calls listeners."""
         self.version = next(self._versions)
         with suppress(RuntimeError):  # closed meanwhile
             self._loader.submit(self._events.publish, Event.GRAPH_CHANGED)

@@ -1,4 +1,4 @@
-"""What becomes of a graph, from what others gave: a worker's result, a refused file, an error."""
+"""Turns a worker's result, a refused file or an error into a graph's outcome."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .graph import Graph, Loaded, Refusal
 
 
 def refusal_of(error: GraphFileError) -> Refusal:
-    """Return why a file is not used: one line for all graphs of a folder that nobody trusts here
-    yet; otherwise the file's own.
+    """Return why a file is not used: one line for all graphs of an untrusted folder; otherwise the
+    file's own reason.
     """
     if isinstance(error, RefusedFileError) and error.fault is Fault.UNTRUSTED:
         return Refusal(error.of_folder, error.remedy, error.path.parent)
@@ -26,10 +26,10 @@ def refusal_of(error: GraphFileError) -> Refusal:
 def loaded_of(
     call: Callable[[list[Any]], Any], facts: Facts, payload_sha256: str, seconds: float
 ) -> Loaded:
-    """Return what is in use of a file, or of what a worker gave.
+    """Return what can be called, from a file or a worker's result.
 
     Args:
-        seconds: that it took to build.
+        seconds: of the build.
     """
     return Loaded(
         call,
@@ -42,7 +42,7 @@ def loaded_of(
 
 
 def what_stays(graph: Graph) -> str:
-    """What happens without a graph, in words."""
+    """What happens without a graph."""
     return f"{graph.description.label} runs at normal speed"
 
 
@@ -65,7 +65,7 @@ def words_of(error: BaseException) -> Reason:
 
 
 def cost_of(graph: Graph) -> int:
-    """A measure of build time: the number of modules in the region; rare graphs come last."""
+    """An estimate of build time: the number of modules in the region; rare graphs come last."""
     if graph.description.wide:
         return 0
     return sum(1 for _ in walk(graph.description.module))

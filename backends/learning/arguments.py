@@ -1,5 +1,5 @@
-"""A root module's call as data, and the sizes in it that may be others: those that stand for the
-batch, a side of the latent or the length of a text.
+"""A root module's call as data, and the sizes in it that may vary: the batch, a side of the latent
+or the length of a text.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def write_down(
     args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return a root module's call as JSON-plain data: "call" (template of `[args, kwargs]`) and
-    "leaves" (`calls.noted`). Of its options only what is plain is kept.
+    "leaves" (`calls.noted`). Only plain options are kept.
 
     Args:
         args, kwargs: of the call.
-        names: of what comes by position; options may.
+        names: of positional arguments; options may be among them.
 
     Raises:
-        LearnError: an argument cannot be written down.
+        LearnError: an argument cannot be described.
     """
     leaves: list[Any] = []
 
@@ -46,19 +46,19 @@ def write_down(
 
 
 def _options(options: Any, leaves: list[Any]) -> Template:
-    """Of a step's options, a whole number is no size of the call: it stays what it is."""
+    """A step's options. A whole number in them is not a size of the call: it stays as it is."""
     kept = []
     for name, value in (options or {}).items():
         before = len(leaves)
         try:
             kept.append([name, take_apart(value, leaves, numbers=False)])
-        except LearnError:  # a node's functions, and the like
+        except LearnError:  # such as a node's functions
             del leaves[before:]
     return ["dict", kept]
 
 
 class Growth(NamedTuple):
-    """How another size is made of one: `size * times // over + plus`."""
+    """How another size is made from one: `size * times // over + plus`."""
 
     times: int = 1
     plus: int = 0
@@ -75,11 +75,11 @@ _GROWTHS = {
 
 
 class Variable(NamedTuple):
-    """A size of a call that may be another.
+    """A size of a call that may vary.
 
     Attributes:
-        name: what it stands for, and a number.
-        spots: where it stands.
+        name: of its kind, and a number.
+        spots: its positions.
         growth: how the other size is made.
     """
 
@@ -93,12 +93,12 @@ class Variable(NamedTuple):
         return self.name.partition(":")[0]
 
     def smallest(self) -> Variable:
-        """Return it with the growth that a model is likeliest to take."""
+        """Return it with the growth that a model most likely accepts."""
         return self._replace(growth=_GROWTHS[self.kind][-1])
 
 
 class RootCall:
-    """A call that was seen, to be made anew at other sizes or in another dtype."""
+    """A watched call, to be made again at other sizes or in another dtype."""
 
     def __init__(self, facts: Mapping[str, Any], dtype: str) -> None:
         """Set up.
@@ -113,8 +113,8 @@ class RootCall:
         self._tensors = [(i, each[1]) for i, each in enumerate(self._leaves) if _is_tensor(each)]
 
     def variables(self) -> Iterator[tuple[Variable, ...]]:
-        """Yield for each size the ways in which it may stand in the call, the widest first: those
-        that are tried until the model takes one of them.
+        """Yield for each size the ways in which it may vary in the call, the widest first; they are
+        tried until the model accepts one.
         """
         (_, first), *_ = self._tensors or [(0, [])]
         if not first:
@@ -132,7 +132,9 @@ class RootCall:
         yield from self._lengths([i for i, s in self._tensors[1:] if len(s) == 3])
 
     def _lengths(self, texts: Sequence[int]) -> Iterator[tuple[Variable, ...]]:
-        """Of what has tokens: with what else is as long, and then with other texts that are."""
+        """Ways for a length of tokens: with everything else of that length, then with other texts
+        of that length.
+        """
         for number, text in enumerate(texts):
             length = self._shape(text)[1]
             own = [(text, 1)]
@@ -152,9 +154,9 @@ class RootCall:
         return shape
 
     def must_vary(self, variable: Variable) -> bool:
-        """Tell whether blocks are of little use that were learned at one such size. A side of one
-        element may be one that the model has no more of, and of what comes beside a latent any may
-        be a number of channels: a call of another size is the host's then.
+        """Tell whether blocks that were learned at only one such size are of little use. A
+        dimension of 1 may be fixed in the model, and any dimension of an input beside the latent
+        may be a number of channels: then the host makes calls of other sizes.
         """
         leaf, axis = variable.spots[0]
         is_latent = leaf == self._tensors[0][0]
@@ -174,7 +176,7 @@ class RootCall:
         """Make the arguments, within a mode of fakes.
 
         Args:
-            sizes: that are to be others.
+            sizes: that are changed.
             dtype: that the model computes in.
         """
         made: list[Any] = []

@@ -1,4 +1,4 @@
-"""The repeated blocks of a model, and what of their code or settings no graph could stand for."""
+"""The repeated blocks of a model, and what in their code or settings prevents a graph."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _DESCRIBED = ("getattr", "hasattr")
 
 
 def blocks_of(root: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """Return the repeated blocks of a model by their names: what stands twice and more, by its
-    class, in one list of the model's; the outermost ones.
+    """Return the repeated blocks of a model by name: the outermost modules of whose class one list
+    of the model has two or more.
     """
     found: dict[str, torch.nn.Module] = {}
 
@@ -69,9 +69,7 @@ def _is_block(module: torch.nn.Module) -> bool:
 
 
 def why_not(block: torch.nn.Module) -> Reason | None:
-    """Say why no graph can stand for a block, as its classes and their code show; None where
-    nothing does.
-    """
+    """Say why no graph can replace a block, by its classes and their code; None if one may."""
     classes = sorted({type(part) for part in block.modules()}, key=name_of)
     for cls in classes:
         if "<locals>" in cls.__qualname__:
@@ -82,7 +80,7 @@ def why_not(block: torch.nn.Module) -> Reason | None:
 
 
 def kept_functions(block: torch.nn.Module) -> list[Callable[..., Any]]:
-    """Return those that a block's layers have as attributes: they are described."""
+    """Return the functions that a block's layers have as attributes, which are described."""
     kept = [each for part in block.modules() for each in vars(part).values()]
     return [each for each in kept if isinstance(each, types.FunctionType)]
 
@@ -113,9 +111,7 @@ def _problem(function: Any) -> Reason | None:
 
 
 class Settings:
-    """What the layers of a block have as attributes, as it is now, but for what the host notes
-    there.
-    """
+    """The attributes of a block's layers now, except the host's notes."""
 
     def __init__(self, block: torch.nn.Module) -> None:
         """Look at a block."""
@@ -124,7 +120,7 @@ class Settings:
         self._held = self._holding()
 
     def have_changed(self) -> bool:
-        """Tell whether any of it is another value now, gone, or new, or of another layer."""
+        """Tell whether any attribute has changed, is gone or new, or is of another layer."""
         if self._holding() != self._held:
             return True
         none: tuple[Any, ...] = (None, {}, {})
@@ -146,7 +142,7 @@ class Settings:
         return False
 
     def _holding(self) -> list[Any]:
-        """What containers there hold."""
+        """The contents of containers."""
         return [
             frozen(value)
             for _, attributes, before in self._parts
@@ -160,7 +156,7 @@ def _is_same(before: Any, now: Any) -> bool:
 
 
 def attributes_of(part: torch.nn.Module) -> dict[str, Any]:
-    """Return a layer's attributes, but for what the host notes there."""
+    """Return a layer's attributes, except the host's notes."""
     return {
         name: value
         for name, value in part.__dict__.items()
@@ -169,13 +165,13 @@ def attributes_of(part: torch.nn.Module) -> dict[str, Any]:
 
 
 class ReadAttributes:
-    """What the code of a block's layers may read of their attributes, as it is now."""
+    """The attributes that the code of a block's layers may read, as they are now."""
 
     def __init__(self, block: torch.nn.Module, names: Iterable[str] = ()) -> None:
         """Look at a block.
 
         Args:
-            names: of attributes that are read beside those that code names.
+            names: of attributes that are read besides those that code names.
         """
         wanted = all_read(block).union(names).difference(_UNCOMPARED)
         #: Of each layer all of its attributes, how many there are, and those that are read. What
@@ -191,7 +187,7 @@ class ReadAttributes:
             self._parts.append((part.__dict__, count, read))
 
     def have_changed(self) -> bool:
-        """Tell whether any of it is another value now, gone, or new; asked at each call."""
+        """Tell whether any of them has changed, is gone or new; called at each call."""
         for attributes, count, values in self._parts:
             for name, before, held in values:
                 now = attributes.get(name, self)
@@ -206,12 +202,12 @@ class ReadAttributes:
 
 
 def _holds(value: Any) -> bool:
-    """Tell whether something may hold others than it did: containers, and a tuple of such."""
+    """Tell whether something may change its contents: containers, and tuples of such."""
     return isinstance(value, _HOLDERS) or (isinstance(value, tuple) and any(map(_holds, value)))
 
 
 def frozen(value: Any) -> Any:
-    """Return what is equal for containers that hold the same, however deep."""
+    """Return a value that is equal for containers of equal contents, at any depth."""
     if isinstance(value, dict):
         return type(value), [(name, frozen(each)) for name, each in value.items()]
     if isinstance(value, (*_HOLDERS, tuple)):
@@ -229,7 +225,7 @@ def _count(attributes: dict[str, Any]) -> int:
 
 def all_read(block: torch.nn.Module) -> frozenset[str]:
     """Return the names of attributes that any code of a block's layers may read, of itself or of
-    one another, also by a text.
+    one another, also by a computed name.
     """
     classes: set[Any] = {type(part) for part in block.modules()}
     return frozenset().union(*(attributes_read(cls) | _texts(cls) for cls in classes))
@@ -237,7 +233,7 @@ def all_read(block: torch.nn.Module) -> frozenset[str]:
 
 @lru_cache(maxsize=1024)
 def _texts(cls: type) -> frozenset[str]:
-    """The texts in methods that ask for attributes by them."""
+    """The texts in methods that read attributes by name."""
     found: set[str] = set()
     for base in cls.__mro__:
         for function in vars(base).values():
@@ -249,7 +245,7 @@ def _texts(cls: type) -> frozenset[str]:
 
 
 def mark(block: torch.nn.Module) -> str:
-    """Return what is equal for blocks that compute the same of the same."""
+    """Return a value that is equal for blocks that compute the same."""
     wanted = all_read(block)
     try:
         return canonical_json(describe_module(block, reads=lambda _: wanted, dtype=_as_it_is))

@@ -1,4 +1,4 @@
-"""Sizes at which a block's code goes another way: then it is called in two ways, by ranges."""
+"""Sizes at which a block's code branches: then it has two ways, by ranges of the size."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .ways import INT, Way
 
 
 def by_ranges(way: Way, block: torch.nn.Module, twin: Twin, listener: Listener) -> list[Way]:
-    """Return a way for all sizes, or its ways by the ranges of the first size that tells them
-    apart; without those ranges in which the block fails, or does otherwise at each size.
+    """Return a way for all sizes, or its ways by the ranges of the first size at which they differ,
+    without ranges in which the block fails or differs at each size.
 
     Args:
         way: for all sizes.
         block: on fakes.
-        twin: that it is of.
+        twin: of the block's model.
         listener: of the lesson.
     """
     usual = {name: example for name, *_, example in way["symbols"]}
@@ -45,7 +45,7 @@ def by_ranges(way: Way, block: torch.nn.Module, twin: Twin, listener: Listener) 
 
 
 def _last_alike(at: Callable[[int], Any], first: Any, good: int, end: int) -> int:
-    """The size nearest to an end at which the same operators come as from a good one on."""
+    """The size nearest to an end at which the operators are the same as from a good one on."""
     if at(end) == first:
         return end
     bad = end
@@ -56,7 +56,7 @@ def _last_alike(at: Callable[[int], Any], first: Any, good: int, end: int) -> in
 
 
 def _within(way: Way, name: str, low: int, high: int, example: int) -> Way:
-    """A way for a range of one size, which has a name of its own."""
+    """A way for a range of one size, with its own name."""
     bounded = f"{name}_{low}_{high}"
 
     def renamed(value: Any) -> Any:
@@ -82,7 +82,7 @@ def _within(way: Way, name: str, low: int, high: int, example: int) -> Way:
 def _operators(
     way: Way, block: torch.nn.Module, twin: Twin, listener: Listener, sizes: Mapping[str, int]
 ) -> list[str] | None:
-    """The operators that a block comes to at these sizes; None where it fails."""
+    """The operators that a block runs at these sizes; None if it fails."""
     form = Learned(way)
     with twin.fakes(), listener.noting() as notes:
         inputs: list[Any] = []
@@ -93,6 +93,6 @@ def _operators(
         try:
             with listener.operators():
                 form.computed(block, inputs)
-        except Exception:  # of the host's code, at a size that it does not take
+        except Exception:  # of the host's code, at a size that it does not accept
             return None
     return notes.names

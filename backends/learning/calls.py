@@ -1,5 +1,5 @@
-"""One call of a block as it was made, as plain data: the arguments by their names, what came back,
-and which tensors share memory.
+"""One call of a block as plain data: the arguments by name, the results, and which tensors share
+memory.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ Named = dict[str, Any]
 
 @lru_cache(maxsize=1024)
 def _parameters(forward: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Those of a class's forward, but for the module itself."""
+    """The parameters of a class's forward, without the module itself."""
     return list(inspect.signature(forward).parameters.values())[1:]
 
 
 def names_of(forward: Callable[..., Any]) -> list[str]:
-    """Return the names of what a class's method takes by position, in order, without the module."""
+    """Return the names of a method's positional arguments, in order, without the module."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [each.name for each in _parameters(forward) if each.kind in kinds]
 
 
 def by_name(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Named:
-    """Return the arguments of a call by their names, with the defaults of those that it has not.
+    """Return the arguments of a call by name, with defaults for missing ones.
 
     Args:
-        forward: of the block's class. What it takes by position without a name is `*0`, `*1`, ...
+        forward: of the block's class. Positional arguments without a name are `*0`, `*1`, ...
         args: those by position, without the block.
         kwargs: those by name.
 
     Raises:
-        LearnError: it does not take them.
+        LearnError: it does not accept them.
     """
     try:
         bound = inspect.Signature(_parameters(forward)).bind(*args, **kwargs)
@@ -77,17 +77,17 @@ class Call:
     Attributes:
         named: its arguments by name.
         leaves: its tensors and whole numbers.
-        facts: what is known of it, as JSON-plain data: "arguments" (name and template of each),
-            "leaves" (`noted`), "shared" (of each leaf the first one with its memory, -1 of a
-            number), and of its end "results" (template), "returned" (`noted`) and "same" (of each
-            result the leaf that it is, -1 of another tensor).
+        facts: of the call, as JSON-plain data: "arguments" (name and template of each), "leaves"
+            (`noted`), "shared" (of each leaf the first one with its memory, -1 of a number), and of
+            its end "results" (template), "returned" (`noted`) and "same" (of each result the leaf
+            that it is, -1 of another tensor).
     """
 
     def __init__(self, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]):
-        """Write down how it is called.
+        """Describe its arguments.
 
         Raises:
-            LearnError: that cannot be written down.
+            LearnError: they cannot be described.
         """
         self.named = by_name(type(module).forward, args, kwargs)
         self.leaves: list[Any] = []
@@ -100,13 +100,13 @@ class Call:
         }
 
     def end(self, result: Any) -> None:
-        """Write down what came back.
+        """Describe its results.
 
         Raises:
-            LearnError: no graph could give that.
+            LearnError: no graph could return them.
         """
         returned: list[Any] = []
-        if result is None:  # which would say that the host must
+        if result is None:  # None would mean that the host must
             raise LearnError(of("learned_returns", sort="None"))
         try:
             results = take_apart(result, returned)
@@ -122,7 +122,7 @@ class Call:
         self.facts.update(results=results, returned=list(map(noted, returned)), same=same)
 
     def has_changed(self) -> bool:
-        """Tell whether an object that it takes is another one now, or has other contents."""
+        """Tell whether an object among its arguments was replaced, or has other contents."""
         after: list[Any] = []
         arguments = [[name, take_apart(value, after, name)] for name, value in self.named.items()]
         pairs = zip(self.leaves, after, strict=False)
@@ -141,12 +141,12 @@ class Call:
 
 
 def noted(leaf: Any) -> Any:
-    """Return what is written down of a leaf: dtype and shape of a tensor, a number as it is."""
+    """Return the description of a leaf: dtype and shape of a tensor, a number as it is."""
     if isinstance(leaf, torch.Tensor):
         return [str(leaf.dtype).removeprefix("torch."), list(leaf.shape)]
     return leaf
 
 
 def memory(leaf: Any) -> int:
-    """Return what is equal for tensors that share memory; 0 of anything else."""
+    """Return a number that is equal for tensors that share memory; 0 for anything else."""
     return memory_of(leaf) if isinstance(leaf, torch.Tensor) else 0

@@ -1,4 +1,4 @@
-"""What was learned of a model as its family, like the written ones."""
+"""What was learned of a model, as a family like the written ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .values import name_of
 
 
 def family_of(record: Mapping[str, Any]) -> Family:
-    """Make the family of the model that a record is of, as the written ones."""
+    """Make the family of a record's model, like the written ones."""
     forms = {key: Learned(way) for key, way in record["ways"]}
     return Family(
         title=record["root"].rpartition(":")[2],

@@ -1,4 +1,4 @@
-"""Whether a call is made in the way that was learned, and what a region takes of it."""
+"""Whether a call is made in a learned way, and what a region takes of it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Fitted(NamedTuple):
 
 
 class _OtherError(Exception):
-    """A call is another one; the text is the argument's name."""
+    """A call differs; the text is the argument's name."""
 
 
 class Fit:
@@ -96,7 +96,7 @@ class Fit:
 
         Args:
             taken: its arguments.
-            idle: numbers of that place by leaf, as they were.
+            idle: the place's ignored numbers by leaf, as they were.
         """
         leaves: list[Any] = [None] * len(self._leaves)
         options: list[dict[str, Any]] = []
@@ -129,13 +129,13 @@ class Fit:
             return results
         given = iter(results if isinstance(results, tuple) else (results,))
         for _ in self._way["writes"]:
-            next(given)  # it is where it was written into
+            next(given)  # it is in the input that was written into
         values = [leaves[at] if at >= 0 else next(given) for at in self._same]
         return tuple(values) if self._is_row else put_together(self._way["results"], values)
 
     def parted(self, result: Any, leaves: Sequence[Any]) -> list[torch.Tensor] | None:
-        """Return the tensors of a block's result that are no argument's; None where it is not as
-        was learned: it has other parts, or gives an argument back that it did not, or not.
+        """Return the tensors of a block's result that are not arguments; None if it differs from
+        what was learned: in its parts, or in the arguments that it returns.
 
         Args:
             leaves: of the call.
@@ -215,14 +215,14 @@ class Fit:
 
 
 def _place(leaves: Sequence[Any], value: Any) -> int:
-    """Which leaf a tensor is; -1: none."""
+    """The leaf that a tensor is; -1: none."""
     return next((i for i, leaf in enumerate(leaves) if leaf is value), -1)
 
 
 def _fill(
     template: Template, value: Any, leaves: list[Any], options: list[dict[str, Any]], name: str
 ) -> None:
-    """Find the leaves of an argument, and see that all else is equal."""
+    """Find the leaves of an argument, and check that all else is equal."""
     tag, *content = template
     if tag == "leaf":
         leaves[content[0]] = value

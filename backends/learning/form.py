@@ -1,4 +1,4 @@
-"""The form of a block that was learned: as the written ones of families, made of a way."""
+"""The form of a learned block, made from a way; otherwise like those of the written families."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class Learned(Form):
         return tuple(found)
 
     def reference(self, module: Any, *inputs: Any) -> tuple[torch.Tensor, ...]:
-        """Compute the block: what it leaves in the inputs that it writes into, and its results, but
-        for those that are an argument itself.
+        """Compute the block: the inputs that it writes into, and its results, except those that are
+        an argument itself.
         """
         leaves = self._values(inputs)
         reads = self.way["reads"]
@@ -96,7 +96,7 @@ class Learned(Form):
         return (*(inputs[i] for i in self.writes), *own)
 
     def code(self) -> tuple[Callable[..., Any], ...]:
-        """What `reference` does to its inputs decides a graph, too."""
+        """Code by which `reference` treats its inputs, as it is part of a graph, too."""
         return (Learned._values, *classes_of(self.way["arguments"]))
 
     def _values(self, inputs: Sequence[Any]) -> list[Any]:
@@ -129,14 +129,13 @@ class Learned(Form):
 def serve(
     forms: Sequence[Learned], calls: Sequence[Call | None], idle: dict[str, Any], *taken: Any
 ) -> Any:
-    """Compute a block of what is taken of a call, in the first way that the call is made in; None
-    where the host must.
+    """Compute a block from what is taken of a call, in the first way that fits; None if the host
+    must.
 
     Args:
         forms: of the ways.
-        calls: that run each; None for those that have no graph, which not all are.
-        idle: by the name of a form, numbers of that place that count for nothing: they are equal
-            at each call, or it is another one.
+        calls: that run each form; None for forms without a graph, but not for all.
+        idle: by a form's name, the place's ignored numbers: they must be equal at each call.
         taken: the arguments, the step's options first where the block takes them.
     """
     reasons: list[Reason] = []
@@ -161,7 +160,7 @@ def serve(
 
 
 def _arguments(way: Way) -> Arguments:
-    """What becomes of a block's arguments: all are taken, to be compared with the way."""
+    """A block's arguments: all are taken, to be compared with the way."""
     names = [name for name, _ in way["arguments"]]
     first = [name for name in names if name.startswith("*")]
     rest = [name for name in names if not name.startswith("*")]

@@ -1,5 +1,5 @@
 """What a block's code does in one call on fakes: which memory it writes into, whether it draws
-random numbers, which operators it comes to, and how it attends.
+random numbers, which operators it runs, and how it attends.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ LIVE, BARE, TRACED, NONE = "live", "bare", "traced", "none"
 
 
 class Notes:
-    """Of one call."""
+    """Notes of one call."""
 
     def __init__(self, own: Any) -> None:
         """Set up.
 
         Args:
-            own: the host's attention, for what the operator cannot take.
+            own: the host's attention, for calls that the operator cannot take.
         """
         self._own = own
         self.is_random = False
@@ -68,7 +68,7 @@ class Notes:
         given = {name: value for name, value in kwargs.items() if name != OPTIONS}
         try:
             result = host_attention.stand_in(*args, **given)
-        except BuildError:  # the operator does not know what it is called with
+        except BuildError:  # the operator does not know the arguments
             self._attends.add(TRACED)
             return self._own(*args, **kwargs)
         self._attends.add(LIVE if isinstance(kwargs.get(OPTIONS), ReadOptions) else BARE)
@@ -76,10 +76,10 @@ class Notes:
 
 
 class Listener:
-    """Notes what is computed meanwhile.
+    """Notes what is computed.
 
     Attributes:
-        notes: of what is computed now.
+        notes: of the current call.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Listener:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[Notes]:
-        """Until this ends, what is computed goes into notes of its own."""
+        """Until this ends, note what is computed separately."""
         around, self.notes = self.notes, Notes(self._own)
         try:
             yield self.notes

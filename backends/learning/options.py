@@ -1,4 +1,4 @@
-"""What a block reads of its step's options: noted as it is read."""
+"""Notes what a block reads of its step's options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class ReadOptions(dict[str, Any]):
-    """A step's options; nothing may be written but into a copy."""
+    """A step's options; only copies may be written into."""
 
     def __init__(self, values: Mapping[str, Any], reads: Reads, part: str = "") -> None:
         super().__init__(values)
@@ -112,7 +112,7 @@ class Reads:
     Attributes:
         values: of the options, by name.
         patches: names that were looked for among patches and replacements of other nodes.
-        whole: which of them were looked through as a whole; "" stands for the options themselves.
+        whole: which of them were iterated over; "" stands for the options themselves.
     """
 
     def __init__(self) -> None:
@@ -128,23 +128,23 @@ class Reads:
             self.values.setdefault(key, value)
 
     def note_whether(self, part: str, key: str, value: Any) -> None:
-        """Note that one was asked for which is known by what is in it otherwise."""
+        """Note a test for an option that is otherwise handled by its contents."""
         if not part:
             self.values.setdefault(key, value)
 
     def unseen(self, counting: Collection[str]) -> set[str]:
-        """Return the names of options that change what is computed and were not read here: as by
-        `dict.get(options, name)`.
+        """Return the names of options that change what is computed but whose reads were not seen,
+        as by `dict.get(options, name)`.
         """
         return set(counting) - {*self.values, *_NO_VALUES}
 
     def facts(self, counting: Collection[str], attributes: Iterable[str]) -> dict[str, Any]:
         """Return it as JSON-plain data: "options" (name and value of each that counts), "idle"
-        (names of the others that are there), "patches", "whole", and "attributes".
+        (names of the others present), "patches", "whole", and "attributes".
 
         Args:
             counting: names of options that change what is computed.
-            attributes: names of attributes that are read beside those that code names.
+            attributes: names of attributes that are read besides those that code names.
 
         Raises:
             LearnError: it is more than can be compared at each call.

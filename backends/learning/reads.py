@@ -1,5 +1,5 @@
-"""What a block's code reads in a call: all that PyTorch's tracer (Dynamo) guards, since a trace
-hangs on it. What is neither compared at each call nor in the key is refused in words.
+"""What a block's code reads in a call: all that PyTorch's tracer (Dynamo) guards, as a trace
+depends on it. What is neither compared at each call nor in the key is refused with a reason.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Known:
     Attributes:
         leaves: of its arguments, whole numbers among them.
         options: names of the step's.
-        attributes: names of those of its layers that no code names.
+        attributes: names of its layers' attributes that no code names.
     """
 
     leaves: set[int] = field(default_factory=set)
@@ -78,7 +78,7 @@ class Known:
     attributes: set[str] = field(default_factory=set)
 
     def counting(self, call: Call, options: Mapping[str, Any]) -> Any:
-        """Return what of a call counts: equal for calls that a trace cannot tell apart."""
+        """Return what counts of a call: equal for calls that a trace cannot tell apart."""
         facts = {**call.facts, "leaves": list(enumerate(call.facts["leaves"]))}
         facts["leaves"] = [
             each for i, each in facts["leaves"] if i in self.leaves or isinstance(each, list)
@@ -91,7 +91,7 @@ def read_by(block: torch.nn.Module, call: Call) -> Known:
 
     Args:
         block: on fakes.
-        call: as it was made.
+        call: of the block.
 
     Raises:
         LearnError: it reads what may change unseen, or cannot be traced.
@@ -105,7 +105,7 @@ def read_by(block: torch.nn.Module, call: Call) -> Known:
         raise LearnError(of("learned_untraced", sort=type(error).__name__, error=line)) from error
     watch = _check_code(block, call, traced)
     by_text = any(guard.name.strip().endswith("['getattr']") for guard in guards)
-    if by_text:  # which no guard tells of classes
+    if by_text:  # which no guard covers for classes
         for part in block.modules():
             _check_class(type(part), watch)
     known, arguments = Known(), dict(call.facts["arguments"])
@@ -135,7 +135,7 @@ def read_by(block: torch.nn.Module, call: Call) -> Known:
 
 
 def _path(name: str) -> tuple[str, Any, list[Any]] | None:
-    """The scope, the name there, and the steps on from it that a guard's name stands for."""
+    """A guard's name as its scope, the name there, and the steps from it."""
     try:
         node = ast.parse(name.strip(), mode="eval").body
     except SyntaxError:
@@ -160,7 +160,7 @@ def _path(name: str) -> tuple[str, Any, list[Any]] | None:
 
 
 def _part_of(part: torch.nn.Module, steps: list[Any]) -> tuple[torch.nn.Module | None, list[Any]]:
-    """The layer that steps from a block on lead to, and those that go on from it."""
+    """The layer that steps from a block lead to, and the remaining steps."""
     while steps[:1] == ["_modules"] and len(steps) > 1 and steps[1] in part._modules:
         child = part._modules[steps[1]]
         if child is None:
@@ -170,8 +170,8 @@ def _part_of(part: torch.nn.Module, steps: list[Any]) -> tuple[torch.nn.Module |
 
 
 def _looks_through(block: torch.nn.Module, steps: list[Any], kind: str) -> Any:
-    """What a guard of some kind says of a layer that is no attribute: all of its hooks, buffers or
-    parameters, or a mark that somebody may have put on one.
+    """What a guard says of a layer beside attributes: all its hooks, buffers or parameters, or a
+    mark on one.
     """
     part, steps = _part_of(block, steps)
     if part is None or not steps or steps[0] not in _MODULE - {"_modules"}:
@@ -237,7 +237,7 @@ def _check_global(name: str, steps: Sequence[Any], watch: Watch) -> Any:
 
 
 def _check_class(cls: type, watch: Watch) -> None:
-    """See that all is in the key that a class has, where it may be asked for by a text."""
+    """Check that all of a class is in the key, if its attributes may be read by a computed name."""
     for owner in cls.__mro__:
         home = str(owner.__module__)
         if not (is_outside(home) or home.startswith((*FETCHING, OWN))):
@@ -247,7 +247,7 @@ def _check_class(cls: type, watch: Watch) -> None:
 
 
 def _check(value: Any, steps: Sequence[Any], name: str, watch: Watch) -> Any:
-    """See that what a trace found by these steps is what its code names, at each call."""
+    """Check that what a trace found by these steps is what its code names, at each call."""
     holder: Any = None
     for step in steps:
         holder = holder if isinstance(value, types.MappingProxyType) else value
@@ -266,7 +266,7 @@ def _check(value: Any, steps: Sequence[Any], name: str, watch: Watch) -> Any:
         name = str(step) if isinstance(step, str) and not step.startswith("__") else name
         if isinstance(value, type) and _asks(value):
             raise LearnError(of("learned_reads", name=name))
-        if is_outside(str(home)):  # torch's own state is its own affair
+        if is_outside(str(home)):  # torch's own state does not matter
             if _is_setting(value, str(home)) or not is_pure(str(home)):
                 raise LearnError(of("learned_reads", name=name))
             continue
@@ -278,7 +278,7 @@ def _check(value: Any, steps: Sequence[Any], name: str, watch: Watch) -> Any:
 
 
 def _is_setting(value: Any, home: str) -> bool:
-    """Tell whether something of torch or of Python says how it is set."""
+    """Tell whether something is a setting of torch or of Python."""
     if not callable(value):
         return isinstance(value, (bool, int, str)) and home.startswith("torch")
     name, of_torch = getattr(value, "__name__", ""), home.startswith("torch")
@@ -287,7 +287,7 @@ def _is_setting(value: Any, home: str) -> bool:
 
 
 def _asks(cls: type) -> bool:
-    """Tell whether what is an object of a class, or is derived from it, is for code to say."""
+    """Tell whether a class decides by code what is an instance or subclass of it."""
     meta = type(cls)
     asks = [getattr(meta, name) for name in ("__instancecheck__", "__subclasscheck__")]
     plain = [getattr(type, name) for name in ("__instancecheck__", "__subclasscheck__")]
@@ -312,7 +312,7 @@ def _is_fixed(value: Any) -> bool:
 
 
 def _check_code(block: torch.nn.Module, call: Call, traced: Sequence[types.CodeType]) -> Watch:
-    """See that all code that ran is in the key; returns what else is, by its names."""
+    """Check that all code that ran is in the key; returns what else is, by name."""
     watch = Watch()
     through: list[Callable[..., Any]] = []
     classes = {type(part) for part in block.modules()}
@@ -321,7 +321,7 @@ def _check_code(block: torch.nn.Module, call: Call, traced: Sequence[types.CodeT
     functions += given
     fingerprint(functions, classes, watch, through, attention.replaceable())
     choices = tuple(f"{cls.__qualname__}." for cls in given if issubclass(cls, Enum))
-    for function in through:  # of a choice's class they are run unseen
+    for function in through:  # of an enum class they run unseen
         problem = function.__qualname__.startswith(choices) and code_objection(function)
         if problem:
             raise LearnError(of("learned_code", name=function.__qualname__, why=problem))

@@ -54,9 +54,9 @@ def learn_root(
         dtype: in which it computed then.
 
     Returns:
-        "root" (the name of its class), "ways" (digest and contents of each), "blocks" (of each that
-        was learned its name, class, and ways: digest, and the numbers of its call that count for
-        nothing), and "outside" (name and reason of each other one).
+        "root" (the name of its class), "ways" (digest and contents of each), "blocks" (of each
+            learned one its name, class, and ways: digest, and the ignored numbers of its call), and
+            "outside" (name and reason of each other one).
 
     Raises:
         LearnError: nothing can be learned of this model.
@@ -69,7 +69,7 @@ def learn_root(
 
 
 class _Lesson:
-    """What the runs of one model's step showed."""
+    """The results of running one model's step."""
 
     def __init__(
         self, make: Any, watched: Mapping[str, Any], dtype: str, listener: Listener
@@ -90,7 +90,7 @@ class _Lesson:
         self._ranges: dict[tuple[str, str], list[Way]] = {}
 
     def make_steps(self) -> None:
-        """Make the step as it was, in another dtype, and at other sizes."""
+        """Make the watched step, in another dtype, and at other sizes."""
         self._base = self._twin.step(self._call, trying=True)
         if self._twin.looks(self._call):
             raise LearnError(of("learned_looks"))
@@ -197,7 +197,7 @@ class _Lesson:
 
 
 def _idle(made: Made) -> list[Any]:
-    """Numbers of a call that nothing reads: whole ones, as they were."""
+    """Whole numbers of a call that nothing reads, as they were."""
     leaves = [] if made.call is None else made.call.leaves
     return [
         [i, each]

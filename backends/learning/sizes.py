@@ -1,8 +1,8 @@
 """What varies with what: from one call at several sizes of its root's arguments to sizes by name.
 
-A size that is the sum of others comes in pieces, one that is their product comes unflattened, so
-that each size is an input's own. Names, ranges and examples hang on what a size varies with, never
-on the call that was watched.
+A size that is the sum of others is split, one that is their product is unflattened, so that each
+size is an input's own. Names, ranges and examples follow from what a size varies with, never from
+the watched call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SUM, PRODUCT = "sum", "product"
 
 
 class Parts(NamedTuple):
-    """What a size is made of: `SUM` or `PRODUCT` of names and constants."""
+    """A composed size: `SUM` or `PRODUCT` of names and constants."""
 
     how: str
     of: list[Any]
@@ -60,7 +60,7 @@ class Sizes:
         self.parts: dict[str, Parts] = {}
 
     def named(self, vector: Vector) -> int | str:
-        """Return a size: as it is where it never changes, or its name."""
+        """Return a size: a constant one as it is, otherwise its name."""
         if len(set(vector)) == 1:
             return vector[0]
         if vector not in self._names:
@@ -87,8 +87,8 @@ class Sizes:
         return "side" if self._has_sides and len(varies) == 1 else "img"
 
     def only_length(self) -> str | None:
-        """Return the name of the one length of tokens that there is, None where there are several:
-        whose they are is no part of a block that knows no other.
+        """Return the name of the only length of tokens, None if there are several: a block with one
+        length does not depend on whose tokens they are.
         """
         found = [name for name in self._names.values() if name.rstrip("0123456789") in _LENGTHS]
         return found[0] if len(found) == 1 else None
@@ -99,7 +99,7 @@ class Sizes:
         self._varies[other] = self._varies.pop(name)
 
     def find_parts(self) -> None:
-        """Find the sizes that others make up; those that vary with least are made of nothing."""
+        """Find composed sizes; those that vary with least are not composed."""
         vectors = {name: vector for vector, name in self._names.items()}
         names = sorted(vectors, key=lambda name: len(self._varies[name]))
         for name in names:
@@ -118,7 +118,7 @@ class Sizes:
 
 
 def _made_of(vector: Vector, others: Mapping[str, Vector]) -> Iterator[Parts]:
-    """Yield what a size may be made of."""
+    """Yield the possible compositions of a size."""
     for a, b in combinations(sorted(others), 2):
         pairs = list(zip(others[a], others[b], strict=True))
         if vector == tuple(map(sum, pairs)):

@@ -1,4 +1,4 @@
-"""How a model's parts stand before a step that must leave nothing there."""
+"""The state of a model's parts before a step that must leave no change."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _CONTAINERS = (list, dict, OrderedDict, set, deque)
 
 
 class Standing:
-    """Which attributes parts have, their parameters, buffers and parts among them, and what plain
-    containers there hold. What is in tensors is not kept, nor what containers hold further down.
+    """The attributes of parts, including parameters, buffers and children, and the contents of
+    plain containers there; not tensors' values, nor nested contents.
     """
 
     def __init__(self, parts: Iterable[torch.nn.Module]) -> None:
-        """Note how they stand.
+        """Note the state.
 
         Args:
-            parts: each by itself, not what is below it.
+            parts: each without what is below it.
         """
         owns = [part.__dict__ for part in parts]
         held = [value for own in owns for value in own.values() if type(value) in _CONTAINERS]
         self._noted = [(each, _contents(each)) for each in (*owns, *held)]
 
     def put_back(self) -> None:
-        """Let them stand so again."""
+        """Restore the state."""
         for container, before in self._noted:
             now = _contents(container)
             if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):

@@ -37,7 +37,7 @@ class Made(Seen):
         writes: the leaves that it writes into.
         attends: how (`notes`).
         reads: what of its step's options.
-        known: what of it all counts.
+        known: what of all this counts.
     """
 
     def __init__(self) -> None:
@@ -79,12 +79,12 @@ class Twin:
             raise LearnError(of("learned_no_blocks", model=type(self.root).__name__))
 
     def mark(self, name: str) -> str:
-        """Return what is equal for blocks that compute the same of the same."""
+        """Return a value that is equal for blocks that compute the same."""
         return self._watcher.marks[name]
 
     @contextlib.contextmanager
     def fakes(self) -> Iterator[None]:
-        """Until this ends, tensors are fakes of this twin's."""
+        """Until this ends, tensors are this twin's fakes."""
         with self._mode, torch.no_grad(), errors_unsaid(), modules_stay():
             yield
 
@@ -99,9 +99,9 @@ class Twin:
         """Make a step; returns the calls of each block.
 
         Args:
-            call: that was watched.
-            sizes: that are to be others.
-            trying: whether to find out what of it all counts.
+            call: the watched one.
+            sizes: that are changed.
+            trying: whether to find out what counts.
             is_placed: whether the blocks are watched.
 
         Raises:
@@ -118,8 +118,8 @@ class Twin:
                 raise _failed(error) from error
 
     def looks(self, call: RootCall) -> bool:
-        """Tell whether the model's step is another one where forwards are in its blocks' place, but
-        for what differs from step to step anyway.
+        """Tell whether the model's step differs once its blocks' forwards are replaced, apart from
+        what differs from step to step anyway.
         """
         streams = []
         for is_placed in (True, True, False):
@@ -145,7 +145,7 @@ class _Steps(Watcher):
     def step(
         self, method: str, args: Any, kwargs: Any, placed: Sequence[Placed], *, trying: bool
     ) -> dict[str, list[Any]]:
-        """Make one, by a method of the root's, with these in place."""
+        """Make one, by a method of the root, with these forwards in place."""
         self.seen, self._trying = {}, trying
         for block, name, forward in placed:
             block.__dict__[name] = forward
@@ -197,7 +197,7 @@ class _Steps(Watcher):
         return result
 
     def _known_of(self, name: str, block: torch.nn.Module, call: Call, reads: Reads) -> Known:
-        """What counts of a call, also where all else that it is made with is another."""
+        """What counts of a call, checked with all else changed."""
         before = self._known.setdefault(self.marks[name], [])
         for other, values, known in before:
             if known.counting(other, values) == known.counting(call, reads.values):
@@ -211,7 +211,7 @@ class _Steps(Watcher):
             return notes, self._of_block(block, run)
 
     def _of_block(self, block: torch.nn.Module, run: Callable[[], Any]) -> Any:
-        """Run a block's code; what reads values is told by its name."""
+        """Run a block's code; code that reads values is named."""
         try:
             return run()
         except Exception as error:
@@ -221,7 +221,7 @@ class _Steps(Watcher):
 
 
 def _told(name: str, value: Any, reads: Reads) -> Any:
-    """An argument in which a step's options note what is read."""
+    """An argument whose options note their reads."""
     if name == OPTIONS and isinstance(value, dict):
         return ReadOptions(value, reads)
     if type(value) is dict:
@@ -237,7 +237,7 @@ def _failed(error: Exception) -> LearnError:
 
 
 def _where(error: BaseException) -> str:
-    """The host's function that was running."""
+    """The name of the host function that was running."""
     name, trace = "the model", error.__traceback__
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
@@ -249,7 +249,7 @@ def _where(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _put_back(root: torch.nn.Module) -> Iterator[None]:
-    """What a step sets in a model's parts is put back after it."""
+    """Restore what a step sets in a model's parts."""
     before = Standing(root.modules())
     try:
         yield

@@ -1,7 +1,7 @@
-"""What a model is made of, as one name: its class and settings, its parts, and all code of theirs.
+"""The structure of a model as one name: its class and settings, its parts, and all their code.
 
-What was learned of a model holds for each that has this name, whatever its weights, their dtype and
-where they lie. A host, a pack or a Warmgraph whose code says otherwise gives it another one.
+What was learned of a model holds for every model of this name, whatever its weights, their dtype
+and place. Other code of the host, a pack or Warmgraph gives another name.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def structure_of(root: torch.nn.Module) -> str:
 
 
 def _part(part: torch.nn.Module) -> list[Any]:
-    """A part's class, settings and sizes, but for what loading a model notes there."""
+    """A part's class, settings and sizes, without what loading a model notes there."""
     cls = type(part)
-    if layers.is_operator(part):  # only of these torch says which are its settings
+    if layers.is_operator(part):  # torch lists the settings of only these
         settings = {name: getattr(part, name, None) for name in getattr(cls, "__constants__", ())}
     else:
         settings = attributes_of(part)
@@ -57,7 +57,7 @@ def _part(part: torch.nn.Module) -> list[Any]:
 
 
 def _read(value: Any) -> list[Any]:
-    """A setting as it can be written down; of any other the class alone, and of a dtype nothing:
+    """A setting as data; of one that is not plain the class alone, and of a dtype nothing, because
     the same model is loaded in several.
     """
     if isinstance(value, (torch.dtype, torch.device)):

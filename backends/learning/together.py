@@ -1,4 +1,4 @@
-"""Two records of one model put together, learned from calls that are made in different ways."""
+"""Merges two records of one model, learned from calls made in different ways."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ MAX_WAYS, MAX_ALL_WAYS = 3, 12
 
 
 def merged(first: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what both say.
+    """Return the merged record.
 
-    A block that is called in too many ways, or in ways that differ in a number alone, goes on as
-    the first record says. Ways that no block is called in any more are left out.
+    A block with too many ways, or with ways that differ only in a number, stays as in the first
+    record. Unused ways are left out.
 
     Args:
-        first: the record that is in force.
+        first: the record in use.
         later: of the same root.
     """
     ways = {**dict(first["ways"]), **dict(later["ways"])}
@@ -51,7 +51,7 @@ def _calls(first: list[Any], later: list[Any], ways: Mapping[str, Any]) -> list[
 
 
 def _differ_in_numbers(way: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two ways are one but for numbers: such a call differs from step to step."""
+    """Whether two ways differ only in numbers, as of a call that changes from step to step."""
     return bool(_without_numbers(way) == _without_numbers(other))
 
 

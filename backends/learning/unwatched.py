@@ -1,5 +1,5 @@
-"""A step of a model that is not there: by the settings that its file has, on fakes from the start,
-for a developer who has no card for it.
+"""A step of a model that is not loaded: by its file's settings, on fakes from the start, for a
+developer without a card for it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def lesson(
     inputs: Any,
     text: int | None,
 ) -> dict[str, Any]:
-    """Return what a worker learns from.
+    """Return a worker's task.
 
     Args:
         name: of the model's class in the host's list.
         settings: as the host's detection reads them from its file.
         latent: shape of one of its latents.
-        inputs: of a root, its settings and a latent's shape what its call takes besides, or None
-            (`families.catalogue.empty_inputs`).
-        text: width of a text's tokens, where that is not known.
+        inputs: returns, for a root, its settings and a latent's shape, what its call takes besides,
+            or None (`families.catalogue.empty_inputs`).
+        text: width of a text's tokens, if not known otherwise.
 
     Raises:
         LearnError: it cannot be built or called without data.

@@ -1,7 +1,7 @@
 """A call's arguments as plain data: taken apart into a template and leaves, and put together.
 
-Leaves are tensors and whole numbers, all that may differ from call to call. A template is lists
-only, so that it stands in the same order after a trip through JSON.
+Leaves are tensors and whole numbers, which may differ from call to call. A template consists of
+lists only, so that its order survives JSON.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Keep = Callable[[Any], int | None]
 
 
 def take_apart(value: Any, leaves: list[Any], name: str = "", *, numbers: bool = True) -> Template:
-    """Write a value down; its tensors and whole numbers go into `leaves`.
+    """Describe a value; its tensors and whole numbers go into `leaves`.
 
     Args:
         value: an argument, or a result.
-        leaves: what was taken so far.
+        leaves: taken so far.
         name: of the argument.
-        numbers: whether whole numbers do; else they are in the template.
+        numbers: whether whole numbers do, too; else they stay in the template.
 
     Raises:
         LearnError: it cannot be written down.
@@ -52,7 +52,7 @@ def take_apart(value: Any, leaves: list[Any], name: str = "", *, numbers: bool =
 
 
 def plain(value: Any) -> Template:
-    """Write a value down that has no leaves: its whole numbers are in the template.
+    """Describe a value without leaves: its whole numbers stay in the template.
 
     Raises:
         LearnError: it cannot be written down.
@@ -63,7 +63,7 @@ def plain(value: Any) -> Template:
 def _apart(value: Any, keep: Keep, name: str) -> Template:
     if name == OPTIONS and isinstance(value, dict):
         return ["options"]
-    if isinstance(value, torch.nn.Parameter):  # what is given may ask what it is
+    if isinstance(value, torch.nn.Parameter):  # code may ask for the argument's type
         raise LearnError(of("learned_takes", sort="Parameter"))
     if isinstance(value, torch.Tensor) or type(value) is int:
         number = keep(value)
@@ -98,7 +98,7 @@ def kind_of(template: Template) -> type[list[Any]] | type[tuple[Any, ...]]:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Tell whether two plain values are one: of one sort, and no zero for another."""
+    """Tell whether two plain values are identical, including their type and the sign of zero."""
     return one is other or (type(one) is type(other) and one == other and repr(one) == repr(other))
 
 
@@ -142,7 +142,7 @@ def name_of(cls: type) -> str:
 
 
 def classes_of(arguments: Sequence[Any]) -> list[type]:
-    """Return the classes whose objects a call takes: all that they have is in the key.
+    """Return the classes whose objects a call takes; all of them is in the key.
 
     Args:
         arguments: (name, template) of each.
@@ -185,14 +185,14 @@ def leaf_names(arguments: Sequence[Any]) -> dict[int, str]:
 
 
 def _fields(value: Any) -> list[str]:
-    """The fields of a named tuple that has nothing else."""
+    """The fields of a named tuple without other attributes."""
     if isinstance(value, type) or not is_known(type(value).__module__):
         return []
     return [] if getattr(value, "__dict__", None) else list(getattr(value, "_fields", ()))
 
 
 def attributes(value: Any) -> list[str]:
-    """Return the attributes of a plain object of the host's, by which it can be made again."""
+    """Return the attributes of a plain host object, by which it can be rebuilt."""
     cls = type(value)
     if not is_known(cls.__module__) or isinstance(value, (type, tuple, torch.nn.Module)):
         return []

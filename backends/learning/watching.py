@@ -1,7 +1,7 @@
 """One step of a model, watched: how it calls its blocks, as data for a worker to learn from.
 
-The blocks compute what they always do. What is written down are sizes, dtypes and plain values,
-which cost the processor microseconds; no tensor is read.
+The blocks compute as always. Only sizes, dtypes and plain values are noted, which costs the
+processor microseconds; no tensor is read.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Seen:
     """One call of one block.
 
     Attributes:
-        call: what it was called with; None where that cannot be written down.
-        problem: why no graph could stand for it.
+        call: its arguments; None if they cannot be described.
+        problem: why no graph could replace it.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Seen:
         self.problem: Reason | None = None
 
     def object_to(self, reason: Reason) -> None:
-        """Note why no graph could; the first reason stays."""
+        """Note why no graph could replace it; the first reason stays."""
         self.problem = self.problem or reason
 
     def to_plain(self) -> dict[str, Any]:
@@ -76,12 +76,12 @@ class Watcher:
             seen.call = Call(block, args, kwargs)
         except LearnError as error:
             seen.object_to(error.reason)
-        except Exception as error:  # an object's own code; the step is somebody's image
+        except Exception as error:  # an object's own code; it must not fail the user's image
             seen.object_to(of("learned_takes", sort=type(error).__name__))
         own = partial(type(block).forward, block)
         try:
             result = self._make(name, block, seen, partial(own, *args, **kwargs))
-        except Exception as error:  # the model's code may catch it, and go on
+        except Exception as error:  # the model's code may catch it and go on
             reason = of("learned_raises", sort=type(error).__name__)
             seen.object_to(error.reason if isinstance(error, LearnError) else reason)
             raise
@@ -114,7 +114,7 @@ class Watched:
     """The first call of a root module while its forward is in place (`placed`).
 
     Attributes:
-        facts: the call and its blocks' as JSON-plain data; None before it was made.
+        facts: the call and its blocks' calls as JSON-plain data; None before it was made.
     """
 
     def __init__(self, root: torch.nn.Module, run: Callable[[Forward, list[Placed]], Any]) -> None:
@@ -136,7 +136,7 @@ class Watched:
         own = partial(type(self._root).forward, self._root, *args, **kwargs)
         if self.facts is not None:
             return own()
-        self.facts = {}  # of this call, whatever becomes of it
+        self.facts = {}  # of this call, whatever its outcome
         facts = write_down(args, kwargs)
         watcher = Watcher(self._root)
         result = self._run(own, watcher.placed())
@@ -154,7 +154,7 @@ def task(name: str, settings: Mapping[str, Any], dtype: torch.dtype, facts: Any)
         facts: what was watched (`Watched`).
 
     Raises:
-        LearnError: the settings are no plain data.
+        LearnError: the settings are not plain data.
     """
     return {
         "model": name,

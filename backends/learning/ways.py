@@ -1,6 +1,6 @@
-"""A way in which a block is called, as JSON-plain data: all that a worker needs to make a graph for
-it, and all that a later call must be equal to but for its sizes. No place, no size and no
-checkpoint is in it, so equal ways are one text.
+"""A way in which a block is called, as JSON-plain data: all that a worker needs to make its graph,
+and all that a later call must equal except its sizes. It contains no place, size or checkpoint, so
+equal ways are equal texts.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def learn_way(
     """Learn a way from one call.
 
     Args:
-        calls: it as it was watched, and at other sizes.
+        calls: the watched one, and the same at other sizes.
         runs: the variables that were changed in each but the first.
-        other: it in another dtype.
-        dtypes: that one and the first one's, reversed.
+        other: the call in another dtype.
+        dtypes: maps that dtype and the first one to each other.
 
     Raises:
-        LearnError: no graph could stand for it.
+        LearnError: no graph could replace it.
     """
     base = calls[0]
     for call in (*calls, other):
@@ -78,7 +78,7 @@ def learn_way(
 
 
 def _alike(call: Made) -> Any:
-    """What does not hang on sizes."""
+    """What does not depend on sizes."""
     assert call.call is not None
     facts = call.call.facts
     kept = [facts[name] for name in ("arguments", "results", "same")]
@@ -117,7 +117,7 @@ def _number(i: int, values: Sequence[int], calls: Sequence[Made], sizes: Sizes) 
 
 
 def _rename(leaves: Sequence[Leaf], sizes: Sizes) -> None:
-    """Call the one length that there is by the name of any."""
+    """Give the only length the name of any length."""
     only = sizes.only_length()
     if only is None or only == "tokens":
         return
@@ -130,7 +130,7 @@ def _rename(leaves: Sequence[Leaf], sizes: Sizes) -> None:
 
 
 def _take_parts(leaves: Sequence[Leaf], sizes: Sizes, writes: Sequence[int]) -> None:
-    """Have tensors of a size that others make up come in parts."""
+    """Split tensors of a composed size into parts."""
     for i, leaf in enumerate(leaves):
         axes = [axis for axis, dim in enumerate(leaf.get("dims", ())) if dim in sizes.parts]
         if len(axes) == 1 and i not in writes:
@@ -139,7 +139,7 @@ def _take_parts(leaves: Sequence[Leaf], sizes: Sizes, writes: Sequence[int]) -> 
 
 
 def pieces(leaf: Leaf) -> list[list[Any]]:
-    """Return the sizes of each input that a tensor comes as."""
+    """Return the sizes of each input that a tensor is split into."""
     dims, axis = leaf["dims"], leaf.get("axis")
     if axis is None:
         return [dims]
@@ -157,7 +157,7 @@ def used(leaf: Leaf) -> set[str]:
 
 
 def _carriers(leaves: Sequence[Leaf]) -> dict[str, tuple[int, int]]:
-    """Where a size is read from: a leaf and its axis, -1 for a number."""
+    """The sources of a size: a leaf and its axis, -1 for a number."""
     found: dict[str, tuple[int, int]] = {}
     for i, leaf in enumerate(leaves):
         for axis, dim in enumerate(leaf.get("dims", ())):
@@ -167,7 +167,7 @@ def _carriers(leaves: Sequence[Leaf]) -> dict[str, tuple[int, int]]:
 
 
 def _find_numbers(leaves: Sequence[Leaf], carriers: dict[str, tuple[int, int]]) -> None:
-    """Have a number that is a tensor's size, or a factor of one, be read from it."""
+    """Read a number that is a tensor's size, or a factor of one, from that tensor."""
     for i, leaf in enumerate(leaves):
         name = leaf.get("symbol")
         if name is None:

@@ -1,5 +1,5 @@
-"""A layer's own attention, which a file may name for it (ComfyUI 0.35 and newer): as all attention
-is, it is called when a graph runs, so no graph knows whether there is one.
+"""A layer's own attention, which a file may name for it (ComfyUI 0.35 and newer). Like all
+attention it is called when a graph runs, so graphs do not depend on it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ CLASS = "the host's attention"
 
 
 class AttentionLayer(StandIn):
-    """Stands in a twin for the part of a layer that says by what it attends: by the host's own."""
+    """Stands in a twin for the part of a layer that names its attention; the host's own is used."""
 
     function = config = None
 
 
 def describe(path: str, layer: torch.nn.Module) -> dict[str, Any] | None:
-    """Write such a part down, None where it is anything else.
+    """Describe such a part; None for anything else.
 
     Args:
         path: where it is in the region's module.

@@ -1,10 +1,10 @@
 """Queries and keys normed by their heads and rotated, as one operator of a graph.
 
-What a compiler writes for it reads its neighbours and the table element by element, and so waits
-for its loads: 84 us for Z-Image's queries and keys at 1024x1024 on an H200, where this kernel takes
-half. Each thread holds eight neighbours, and its part of the table for all heads of a token.
+A compiler's code for it reads neighbours and the table element by element, and so waits for its
+loads: 84 us for Z-Image's queries and keys at 1024x1024 on an H200, where this kernel takes half.
+Each thread holds eight neighbours, and its part of the table for all heads of a token.
 
-Where nothing compiles CUDA source the operator computes the same maths by PyTorch.
+Without a compiler for CUDA source PyTorch computes the same maths.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _WIDTHS = (32, 64, 128, 256)
 
 def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """The host's rotation of neighbouring elements by a table `[..., width // 2, 2, 2]`, as maths
-    that a compiler fuses with what comes before; the library's kernel is a pass over memory of its
-    own, some 2 of the 93 ms of a step of Z-Image at 1024x1024 on an H200.
+    that a compiler fuses with what comes before; the library's kernel is a separate pass over
+    memory, some 2 of the 93 ms of a step of Z-Image at 1024x1024 on an H200.
     """
     exact = torch.promote_types(table.dtype, torch.float32)
     pairs = x.to(exact).reshape(*x.shape[:-1], -1, 1, 2)
@@ -66,9 +66,7 @@ def is_for(query: torch.Tensor, key: torch.Tensor, table: torch.Tensor) -> bool:
 
 
 class _Kernels:
-    """The kernel of each device and dtype, compiled when it is first called; None where it cannot
-    be.
-    """
+    """The kernel of each device and dtype, compiled at its first call; None if it cannot be."""
 
     def __init__(self) -> None:
         self._launches: dict[tuple[torch.device, torch.dtype], Launch | None] = {}
@@ -76,7 +74,7 @@ class _Kernels:
     def of(self, like: torch.Tensor) -> Launch | None:
         form = like.device, like.dtype
         if form not in self._launches:
-            if is_capturing(like.device):  # no code can be loaded meanwhile
+            if is_capturing(like.device):  # no code can be loaded within a capture
                 return None
             source = source_for(like.dtype)
             self._launches[form] = compile_or_warn(source, "norm_and_rotate", WHAT, like.device)
@@ -129,7 +127,7 @@ def _fits(
     query_scale: torch.Tensor,
     key_scale: torch.Tensor,
 ) -> bool:
-    """Whether the kernel reads these as they lie in memory."""
+    """Whether the kernel can read these in their layout."""
     pieces = all(
         x.data_ptr() % 16 == 0
         and x.stride(3) == 1

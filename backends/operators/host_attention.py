@@ -1,7 +1,7 @@
 """Attention as one operator in a graph: it calls, when it runs, what the host would call there.
 
-Which attention a person runs (SageAttention, FlashAttention, another pack's function in the
-options) is no part of a graph then: it serves them all, and the choice can change between steps.
+So the choice of attention (SageAttention, FlashAttention, another pack's function in the options)
+is not part of a graph: it serves them all, and the choice can change between steps.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ _OF_A_LAYER = of("attention_between", why=of("own_attention"))
 
 @contextlib.contextmanager
 def traced(*, layers: bool) -> Iterator[None]:
-    """Until this ends, have all that the host's code calls attention by go to the operator.
+    """Until this ends, redirect every name by which the host's code calls attention to the
+    operator.
 
     Args:
-        layers: whether what is traced has parts that may name an attention of their own.
+        layers: whether what is traced has parts that may name their own attention.
     """
     with attention.answered_by(stand_in), using(layers_attend=layers):
         yield
@@ -98,15 +99,15 @@ def _unknown(*arguments: str) -> BuildError:
 
 
 class LiveAttention(live_arguments.LiveArgument):
-    """Stands, while a block is traced, for a function that the block is called with and attends by:
-    `(query, key, value [batch, rows, heads, width], heads, preferred_attention=)` to
-    `[batch, rows, heads * width]`.
+    """Stands, while a block is traced, for an attention function that the block is called with:
+    `(query, key, value [batch, rows, heads, width], heads, preferred_attention=)` to `[batch, rows,
+    heads * width]`.
     """
 
     def __call__(
         self, query: Any, key: Any, value: Any, heads: int, preferred_attention: Any = None
     ) -> torch.Tensor:
-        """Have a graph call the step's own.
+        """Have the graph call the step's own function.
 
         Raises:
             BuildError: it is called with something that the operator cannot pass on.
@@ -133,15 +134,15 @@ def _signature(
     skip_output_reshape: bool = False,
     **named: Any,
 ) -> None:
-    """What the host's functions of attention take."""
+    """The arguments of the host's attention functions."""
 
 
 _CALL = inspect.signature(_signature)
 
 
 def opaque(function: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """As `stand_in`, by the host's own means for that: `transformer_options` that name it. Of a
-    layer's own attention it is not told.
+    """As `stand_in`, by the host's own means: `transformer_options` that name it. A layer's own
+    attention does not reach it.
     """
     if now().layers_attend:
         raise BuildError(of("attention_unnamed"))
@@ -171,8 +172,8 @@ def asking(function: Any) -> Iterator[None]:
 
 
 def options() -> dict[str, Any]:
-    """Return what a form's reference calls the host's block with: in a region's call the step's own
-    options, as the host does.
+    """Return the options that a form's reference passes to the host's block: in a region's call the
+    step's own, as in the host.
     """
     options = now().options
     return OPTIONS if options is None else dict(options)
@@ -254,7 +255,7 @@ def _why_apart(
     called: str,
     *_: Any,
 ) -> Reason | None:
-    """Why a call cannot be recorded: it goes to code that may do something else the next time."""
+    """Why a call cannot be recorded: it runs code that may do something else the next time."""
     layer = part_at(path) if path else None
     masked = live_arguments.of_step(masked_by) if masked_by else None
     if called or not isinstance(masked, (torch.Tensor, type(None))):
@@ -275,7 +276,9 @@ def name_of_step() -> Hashable:
 
 
 def _by(choice: Choice) -> Callable[..., torch.Tensor]:
-    """Make what options name in the place of the host's attention: a kernel by this choice."""
+    """Make the function that options name in place of the host's attention: a kernel by this
+    choice.
+    """
 
     def attend(
         function: Callable[..., torch.Tensor],

@@ -1,11 +1,11 @@
 """A layer that a region leaves to the host: one operator in its graph, which calls the live layer.
-Several layers of one input are another (`SEVERAL`), which may do what they have in common once.
+Several layers of one input have another operator (`SEVERAL`), which does common work once.
 
-Its weights are no plain tensors (quantised, packed), or its code is another pack's. What lies
-around it is compiled, and it stays whatever it is: format, LoRA, place in memory. Where it rounds
-each element of its input (fp8), the graph does that within what computes the input, and the layer
-gets what it would have made of it. Where a call of it is no more than a product, and its weights
-were fetched with the region's own, they are multiplied without it.
+Its weights are not plain tensors (quantised, packed), or its code is another pack's. What surrounds
+it is compiled, and it keeps its format, LoRA and place in memory. If it rounds each element of its
+input (fp8), the graph's kernel that computes the input does, and the layer gets the rounded input.
+If a call of it is only a product, and its weights were fetched with the region's own, they are
+multiplied without it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NORMS = (torch.nn.LayerNorm, torch.nn.RMSNorm)
 
 
 class UnfitError(RuntimeError):
-    """Others' code gave what no graph can go on with, for a `reason`."""
+    """Others' code returned what a graph cannot use, for a `reason`."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -59,10 +59,10 @@ def called(
     *inputs: torch.Tensor,
     layout: str = CONTIGUOUS,
 ) -> torch.Tensor:
-    """Return what a live part of a region gives (`registering.live`).
+    """Return the result of a live part of a region (`registering.live`).
 
     Raises:
-        UnfitError: it is others' code, and gives no such tensor.
+        UnfitError: it is others' code, and returns no such tensor.
     """
     if path not in now().others:
         return registering.live(path, compute, shape, *inputs, layout=layout)
@@ -91,7 +91,7 @@ def part_at(path: str) -> torch.nn.Module | None:
 
 
 class HostLayer(StandIn):
-    """Stands in a twin for a layer that is the host's: `[..., in] -> [..., out]`."""
+    """Stands in a twin for a layer left to the host: `[..., in] -> [..., out]`."""
 
     def __init__(
         self, path: str, in_features: int, out_features: int, rounded_to: str | None = None
@@ -126,9 +126,9 @@ class HostLayer(StandIn):
 
 
 def activations_folded() -> AbstractContextManager[None]:
-    """Until this ends, let the host's product after an activation be one call of its layer, where
-    the graph does not round what that gets: an int8 product takes the activation along. For a
-    worker, while it traces.
+    """Until this ends, fold an activation into the host's product after it, where the graph does
+    not round the product's input: an int8 product includes the activation. For a worker, while it
+    traces.
     """
 
     def folded(layer: Any, x: torch.Tensor, act: str) -> torch.Tensor | None:
@@ -141,10 +141,10 @@ def activations_folded() -> AbstractContextManager[None]:
 
 
 def widths(layer: torch.nn.Module) -> tuple[int, int] | None:
-    """Return the widths of a layer that computes a product or, twice the same, a norm over the last
-    axis, whosever class it is; None for any other.
+    """Return the widths of a layer of any class that computes a product or, twice the same, a norm
+    over the last axis; None for any other.
     """
-    if isinstance(layer, NORMS):  # packs bring theirs along with their products
+    if isinstance(layer, NORMS):  # packs have their own norms along with their products
         return (layer.normalized_shape * 2)[:2] if len(layer.normalized_shape) == 1 else None
     found = tuple(getattr(layer, name, None) for name in ("in_features", "out_features"))
     named = type(layer).__name__.endswith("Linear") or isinstance(layer, torch.nn.Linear)
@@ -152,7 +152,7 @@ def widths(layer: torch.nn.Module) -> tuple[int, int] | None:
 
 
 def describe(path: str, layer: torch.nn.Module) -> dict[str, Any] | None:
-    """Write such a layer down, None where it is neither a product nor a norm.
+    """Describe such a layer; None if it is neither a product nor a norm.
 
     Args:
         path: where it is in the region's module.
@@ -177,12 +177,12 @@ def describe(path: str, layer: torch.nn.Module) -> dict[str, Any] | None:
 
 
 def paths(description: dict[str, Any]) -> Iterator[str]:
-    """Where such layers, and other live parts, are in the module of a described tree."""
+    """The paths of such layers, and of other live parts, in a described tree."""
     return (part["attributes"]["path"] for _, part in walk(description) if part["class"] in LIVE)
 
 
 def rounded_paths(description: dict[str, Any]) -> Iterator[str]:
-    """Where those are whose input a graph rounds."""
+    """The paths of those whose input a graph rounds."""
     layers = (part["attributes"] for _, part in walk(description) if part["class"] == CLASS)
     return (layer["path"] for layer in layers if "rounded_to" in layer)
 
@@ -205,7 +205,7 @@ def round_none(twin: torch.nn.Module) -> None:
 
 def why_not_rounded(layers: Iterable[tuple[str, torch.nn.Module]]) -> Reason | None:
     """Say why one of these live layers would not round its input at this moment, as its graph does;
-    None where all do.
+    None if all do.
 
     Args:
         layers: with their paths (`rounded_paths`).
@@ -325,7 +325,7 @@ def _why_not_recorded(path: str, dtype: torch.dtype) -> Reason | None:
 
 
 def _one(device: torch.device) -> torch.Tensor:
-    """A float32 1 that lies on a device for good: products read their scales there."""
+    """A permanent float32 1 on a device, as products read their scales there."""
     found = _ones.get(device)
     if found is None:
         found = torch.ones((), dtype=torch.float32, device=device)
@@ -335,15 +335,15 @@ def _one(device: torch.device) -> torch.Tensor:
 
 
 def _stand_in(input: torch.Tensor, path: str, out_features: int) -> torch.Tensor:
-    """A linear map of the same widths: a worker has no weights, and compares what lies around.
+    """A linear map of the same widths: a worker has no weights, and compares what surrounds it.
 
-    Each feature is of two of the input's, for a full matrix takes longer to draw than a block to
-    compile.
+    Each feature mixes two of the input's, because drawing a full matrix takes longer than
+    compiling.
     """
     width, seed = input.shape[-1], zlib.crc32(path.encode())
     place = torch.arange(out_features, device=input.device)
     one, other = (input.index_select(-1, (place * by + seed) % width) for by in _PRIMES)
-    return 0.8 * one - 0.6 * other  # as large as the input, as a real layer's about is
+    return 0.8 * one - 0.6 * other  # about as large as the input, like a real layer's
 
 
 def _fake(input: torch.Tensor, path: str, out_features: int, act: str) -> torch.Tensor:

@@ -14,13 +14,13 @@ from ..operators.host_layer import NORMS, paths, rounded_paths
 
 
 class Left(NamedTuple):
-    """What is equal of such layers.
+    """The common properties of such layers.
 
     Attributes:
         what: "norms", "products", "convolutions", "parts"; "unpacked" products are a graph's.
-        how: they compute, as a key of the words for it (`sessions.left_words`).
-        name: of their format, of their weight's class, or of their own and whose that is.
-        files: which the device multiplies as they are, where it does not do so with these.
+        how: they compute, as a key of `sessions.left_words`.
+        name: of their format, of their weight's class, or of their own class and its owner.
+        files: formats that the device multiplies as they are, if it does not multiply these.
     """
 
     what: str
@@ -30,8 +30,8 @@ class Left(NamedTuple):
 
 
 def count(module: torch.nn.Module, description: dict[str, Any]) -> Counter[Left]:
-    """Count layers of a live module: those that are the host's, and those that multiply by weights
-    that are unpacked at each call.
+    """Count layers of a live module: those left to the host, and those whose weights are unpacked
+    at each call.
 
     Args:
         description: of the module as a graph has it.
@@ -39,7 +39,7 @@ def count(module: torch.nn.Module, description: dict[str, Any]) -> Counter[Left]
     found: Counter[Left] = Counter()
     rounded, left = set(rounded_paths(description)), set(paths(description))
     there = dict(module.named_modules())
-    for path in sorted(left & there.keys()):  # another node may have taken one away since
+    for path in sorted(left & there.keys()):  # another node may have removed one since
         found[_left(there[path], path in rounded)] += 1
     unpacked = [
         layer
@@ -71,7 +71,7 @@ def _left(layer: torch.nn.Module, is_rounded: bool) -> Left:
 
 
 def _product(layer: torch.nn.Module, is_rounded: bool) -> str:
-    """How a quantised layer multiplies that its device does not unpack."""
+    """How a quantised layer multiplies if its device does not unpack it."""
     if unpacks_quantised(layer):
         return "unpacked_asked"
     return "rounded" if is_rounded else "multiplied"

@@ -1,5 +1,5 @@
-"""What a call brings along for its attention, and a graph is given when it runs: masks, and
-functions that attend. Which form they have, and whether there is a mask at all, is no part of it.
+"""Arguments of a call for its attention that a graph gets when it runs: masks and attention
+functions. A graph depends on neither their form nor on whether there is a mask.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from .call_context import now
 
 
 class LiveArgument:
-    """Stands for one of them while a block is traced."""
+    """Stands for such an argument while a block is traced."""
 
     def __init__(self, name: str) -> None:
         """Set up for one name.
 
         Args:
-            name: by which a call's own are known.
+            name: by which a call's own argument is found.
         """
         self.name = name
 
 
 class LiveMask(LiveArgument):
-    """Stands for a mask; it can be handed to attention alone."""
+    """Stands for a mask; it can only be passed to attention."""
 
 
 Made = TypeVar("Made", bound=LiveArgument)
@@ -45,8 +45,8 @@ def is_of_step(value: Any) -> bool:
 
 
 def given(name: str, made: type[Made]) -> Any:
-    """Return what a form's reference calls the host's block with: in a region's call the step's own
-    argument, as the host does.
+    """Return what a form's reference passes to the host's block: in a region's call the step's own
+    argument, as in the host.
     """
     arguments = now().arguments
     return made(name) if arguments is None else arguments.get(name)

@@ -1,8 +1,8 @@
 """Parts of a region whose code another pack replaced: its graph calls each of them when it runs.
 
-Products and norms are the operator of `host_layer`. Here are two more: a convolution, and a whole
-attention or feed-forward, which takes tensors and more and gives one tensor of the first one's
-shape. Everything else in the region is compiled, and nothing of it hangs on whose code is called.
+Products and norms use the operator of `host_layer`. Here are two more: a convolution, and a whole
+attention or feed-forward, which takes tensors and other arguments and returns one tensor of the
+first one's shape. Everything else in the region is compiled, independent of whose code is called.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Live(NamedTuple):
     """Which parts of a region its graph calls.
 
     Attributes:
-        products: whether all products and convolutions are.
+        products: whether it calls all products and convolutions.
         parts: paths of norms, attentions and feed-forwards.
     """
 
@@ -56,7 +56,7 @@ def is_product(part: torch.nn.Module) -> bool:
 
 
 def is_norm(part: torch.nn.Module) -> bool:
-    """Tell whether a module is a norm whose result is like its input."""
+    """Tell whether a module is a norm whose result has its input's form."""
     return isinstance(part, _NORMS)
 
 
@@ -66,9 +66,9 @@ def called_live(
     """Return a described tree in which some parts are called when the graph runs.
 
     Args:
-        description: of the tree as if nobody had replaced anything.
+        description: of the tree without any replacement.
         module: the live one.
-        layout: how activations lie in the region.
+        layout: of activations in the region.
 
     Raises:
         DescriptionError: it has no such part.
@@ -110,7 +110,7 @@ def _written(path: str, module: torch.nn.Module, layout: str) -> dict[str, Any]:
 
 
 def _shape_of(layer: Any) -> dict[str, list[int]] | None:
-    """What the sizes of a convolution's result hang on, None where that is not plain numbers."""
+    """What the sizes of a convolution's result depend on, None unless plain numbers."""
     found = {name: getattr(layer, name, None) for name in _OF_A_CONVOLUTION}
     if not all(isinstance(v, tuple) and all(type(n) is int for n in v) for v in found.values()):
         return None
@@ -118,7 +118,7 @@ def _shape_of(layer: Any) -> dict[str, list[int]] | None:
 
 
 def count(description: dict[str, Any], live: Live, words: Mapping[str, str]) -> Counter[Left]:
-    """Count the parts that a graph calls, by what they are and why.
+    """Count the parts that a graph calls, by sort and reason.
 
     Args:
         description: of the module as the graph has it.
@@ -150,7 +150,7 @@ class HostPart(StandIn):
 
         Args:
             path: where it is in the region's module.
-            layout: how activations lie there.
+            layout: of activations there.
         """
         super().__init__(path)
         self.layout = layout
@@ -178,7 +178,7 @@ class HostConvolution(StandIn):
 
         Args:
             path: where it is in the region's module.
-            layout: how activations lie there.
+            layout: of activations there.
             out_channels: the channels of its result.
             kernel_size: its kernel's size on each side.
             stride: its stride on each side.
@@ -221,7 +221,7 @@ STAND_INS: dict[str, Callable[..., torch.nn.Module]] = {
 def taken_apart(
     path: str, args: Sequence[Any], named: Mapping[str, Any]
 ) -> tuple[list[torch.Tensor], list[Any], str]:
-    """Write a call down: its tensors, its sizes, and the rest as text.
+    """Describe a call: its tensors, its sizes, and the rest as text.
 
     Raises:
         BuildError: it is given something that a graph cannot pass on.
@@ -318,8 +318,8 @@ def _why_apart(*_: Any) -> Reason | None:
 
 
 def _stand_in(tensors: Sequence[torch.Tensor], shape: Iterable[int]) -> torch.Tensor:
-    """Something of these sizes that hangs on all of these tensors: a worker has no code of others,
-    and compares what lies around it.
+    """A tensor of these sizes that depends on all of these tensors: a worker has no others' code,
+    and compares what surrounds it.
     """
     result = tensors[0]
     for axis, size in enumerate(shape):

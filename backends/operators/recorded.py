@@ -1,8 +1,8 @@
-"""What others' parts of a region, and another node's attention, were given in one call of its
-graph, and what they gave.
+"""Records the calls of others' parts of a region, and of another node's attention, in one call of
+its graph.
 
-Where a graph is compared with the host's maths, these get the same results once more: code that
-counts its calls, or draws random numbers, is called once, as it would be without a graph.
+When a graph is compared with the host's maths, the recorded results are used again: code that
+counts its calls, or draws random numbers, is called only once, as without a graph.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Record:
 
         Args:
             paths: of the parts that are others'.
-            attention: another node's; None where there is none.
+            attention: another node's; None without one.
         """
         self._paths, self._attention = paths, attention
         self._given: dict[str, list[torch.Tensor]] = {}
@@ -44,15 +44,15 @@ class Record:
         self._is_calling = False
 
     def clear(self) -> None:
-        """Forget all: the graph is called once more."""
+        """Forget all: the graph is called again."""
         self._given.clear()
         self._results.clear()
 
     def call(
         self, path: str, given: Sequence[torch.Tensor], compute: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
-        """Return what a part gives, and keep that, for the graph goes on writing there, and of what
-        it is given.
+        """Call a part; keep samples of its inputs and a copy of its result, because the graph
+        writes there.
         """
         if self._is_calling:
             return compute()
@@ -67,7 +67,7 @@ class Record:
 
     @property
     def attending(self) -> Attention | None:
-        """What calls the attention and notes it; None where there is none."""
+        """Calls the attention and notes it; None without one."""
         attention = self._attention
         if attention is None:
             return None
@@ -78,7 +78,7 @@ class Record:
         return noted
 
     def attending_again(self, seen: dict[str, list[Any]]) -> Attention | None:
-        """Return what gives what the attention gave, and notes in a table what it is given."""
+        """Return what repeats the attention's results, and notes its inputs in `seen`."""
         if self._attention is None:
             return None
         results = iter(self._results.get(_ATTENTION, ()))
@@ -94,12 +94,12 @@ class Record:
 
     @property
     def given(self) -> list[torch.Tensor]:
-        """Of what the parts were given, in the order of their paths."""
+        """Samples of the parts' inputs, in the order of their paths."""
         return in_order(self._given)
 
     def again(self, module: torch.nn.Module) -> tuple[dict[str, Again], dict[str, list[Any]]]:
-        """Return modules by the paths of the parts, which give what those gave, and a table that
-        will have what they are given.
+        """Return modules, by the parts' paths, that repeat the parts' results, and a table that
+        will hold samples of their inputs.
 
         Args:
             module: the live one, of the region.
@@ -111,7 +111,7 @@ class Record:
 
 
 class Again(torch.nn.Module):
-    """Gives in the place of a part what that gave before; in all else it is like that."""
+    """Repeats a part's results in its place; otherwise like the part."""
 
     def __init__(
         self,
@@ -142,11 +142,11 @@ def in_order(table: dict[str, list[torch.Tensor]]) -> list[torch.Tensor]:
 
 
 def samples(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return some elements of each tensor that can be compared, in memory of their own."""
+    """Return copies of some elements of each comparable tensor."""
     found = []
     for tensor in tensors:
         if str(tensor.dtype).removeprefix("torch.") in RELATIVE_L2:
-            every = (tensor.numel() // _SAMPLED) | 1  # odd, so that columns take turns
+            every = (tensor.numel() // _SAMPLED) | 1  # odd, so that all columns are sampled
             found.append(tensor.reshape(-1)[::every].clone())
     return found
 

@@ -87,15 +87,15 @@ def live(
     layout: str = CONTIGUOUS,
     own: bool = False,
 ) -> torch.Tensor:
-    """Compute by code that is not ours, within a graph.
+    """Run others' code within a graph.
 
     Args:
         what: its name for people.
-        shape: what the graph counts on.
-        inputs: what the code gets; it may hand one of them back.
-        dtype: likewise; None where it is the first input's.
-        layout: how the result lies in memory.
-        own: whether it is copied in any case: the code may keep what it gives.
+        shape: that the graph expects.
+        inputs: of the code; it may return one of them.
+        dtype: likewise; None: the first input's.
+        layout: of the result.
+        own: whether to copy the result in any case: the code may keep it.
 
     Returns:
         A tensor of its own.

@@ -1,8 +1,8 @@
-"""What stands in a twin for a part that a graph leaves to the host, as the host's code sees it.
+"""Stands in a twin for a part that a graph leaves to the host, as the host's code sees it.
 
-Its helpers look at a layer before they take its weight themselves, to do more in one kernel: a part
-that is not theirs to open says what makes them call it. Whatever else they ask of it ends the
-build, by name: another answer than the live part's would be another image.
+The host's helpers inspect a layer before they use its weight themselves, to do more in one kernel:
+the stand-in answers so that they call it instead. Any other question ends the build, with its name:
+an answer other than the live part's would change the image.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..reasons import Reason, of
 class UnknownToGraphError(BuildError, AttributeError):
     """The host's code asks for something of such a part that a graph does not know.
 
-    Where it asks by `hasattr`, or with a default, it goes on: `refuse_questions` says so then.
+    If it asks by `hasattr`, or with a default, it continues; then `refuse_questions` raises.
     """
 
 
@@ -40,7 +40,7 @@ class StandIn(torch.nn.Module):
         self._asked: set[str] = set()
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        """Refuse a call, where a part of this sort has none."""
+        """Refuse a call, if a part of this sort has none."""
         raise UnknownToGraphError(_reason(f"a call of {self.path}"))
 
     def __getattr__(self, name: str) -> Any:
@@ -58,7 +58,7 @@ class StandIn(torch.nn.Module):
 
 
 class Withheld:
-    """A weight that no graph has: it can be looked at, not taken."""
+    """A weight that no graph has: it can be inspected, not used."""
 
     def __init__(self, what: str) -> None:
         """Set up for one weight.
@@ -83,7 +83,7 @@ class Withheld:
 
 
 def refuse_questions(parts: Iterable[torch.nn.Module]) -> None:
-    """See that the host's code asked nothing of such parts that they did not know.
+    """Raise if the host's code asked such parts for something that they do not know.
 
     Raises:
         UnknownToGraphError: it did.

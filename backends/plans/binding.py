@@ -33,8 +33,8 @@ class Taken(NamedTuple):
     """An argument that a region is computed from.
 
     Attributes:
-        default: what is taken where the call has none; otherwise the host's own default.
-        missing: why a call with None for it is the host's.
+        default: used if the call has none; otherwise the host's own default.
+        missing: why the host makes a call with None for it.
         is_left_out: whether None is not even an input.
     """
 
@@ -55,22 +55,22 @@ OPTIONAL = Taken(None, is_left_out=True)
 
 
 def needed(missing: Reason) -> Taken:
-    """Take an argument; a call without it, or with None, is the host's for this reason."""
+    """Take an argument; the host makes a call without it, or with None, for this reason."""
     return Taken(None, missing)
 
 
 class Beside:
-    """What computes a block may give this in place of a result: the host makes the call then.
+    """Returned by what computes a block in place of a result: the host makes the call then.
 
     Attributes:
-        parted: makes of what a block gives the tensors that a region would; None where it is not
-            as it was learned.
+        parted: turns a block's result into the tensors that a region would return; None if it
+            differs from what was learned.
     """
 
     parted: Callable[[Any], list[Any] | None]
 
     def made(self, own: Forward, args: _Values, kwargs: dict[str, Any]) -> Any:
-        """Make it, by the host's forward, and return what that gives."""
+        """Make the call, by the host's forward, and return its result."""
         raise NotImplementedError
 
 
@@ -81,7 +81,7 @@ class Arguments:
         """Say what becomes of each.
 
         Args:
-            *first: those that are taken by their place, whatever the host calls them.
+            *first: those that are taken by position, whatever the host's names.
             **uses: the others, by the host's names.
         """
         self.first = first
@@ -92,7 +92,7 @@ class Arguments:
 class _Way(NamedTuple):
     """One way to call a block: so many arguments by position, and these by name.
 
-    What comes in is one row of values, those by position first; numbers are places in it.
+    A call is one row of values, those by position first; numbers are indices into it.
     """
 
     #: Values behind those that come: what the call leaves to defaults.
@@ -115,7 +115,7 @@ class _Way(NamedTuple):
     is_unusual: bool = False
 
     def why_not(self, values: _Values) -> Reason | None:
-        """Why an unusual call is the host's, or None."""
+        """Why the host makes an unusual call, or None."""
         others = [name for i, name, idle in self.unknown if not _is_idle(values[i], idle)]
         if others:
             names = ", ".join(sorted(others))
@@ -123,7 +123,7 @@ class _Way(NamedTuple):
         return next((why for i, why in self.required if values[i] is None), self.reason)
 
     def present(self, taken: _Values) -> _Values:
-        """What is taken, but for what is left out."""
+        """What is taken, without what is left out."""
         pairs = zip(taken, self.optional, strict=True)
         return tuple(value for value, may_miss in pairs if value is not None or not may_miss)
 
@@ -131,13 +131,13 @@ class _Way(NamedTuple):
 def bound(
     arguments: Arguments, serve: Forward, own: partial[Any], decline: Callable[[Reason], Any]
 ) -> Forward:
-    """Make what takes every call of a block.
+    """Make the function that takes every call of a block.
 
     Args:
-        serve: computes the block from what is taken, in order; None where the host must, or a
-            `Beside`.
+        serve: computes the block from what is taken, in order; returns None where the host must, or
+            a `Beside`.
         own: the forward of the host's class, bound to the block.
-        decline: notes why a call is the host's.
+        decline: notes why the host makes a call.
     """
     binding = _binding(own, arguments)
     ways = binding.ways
@@ -170,7 +170,7 @@ def bound(
 
 
 class _Binding:
-    """What the arguments of a host's forward are to a form."""
+    """How a host forward's arguments map to a form's."""
 
     def __init__(self, hosts: inspect.Signature, arguments: Arguments) -> None:
         self.hosts = hosts
@@ -193,8 +193,8 @@ class _Binding:
         return way
 
     def _known(self, given: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, tuple[int, Any]]]:
-        """Where our arguments are in a call, by our names; and the others, by the host's, with
-        their defaults.
+        """The positions of our arguments in a call, by our names; and the others, by the host's,
+        with their defaults.
         """
         arguments, order = self._arguments, list(self._arguments.uses)
         ours = {name: name for name in arguments.named}
@@ -269,14 +269,14 @@ class _Binding:
 
 
 def _picker(places: list[int]) -> Callable[[_Values], _Values]:
-    """What takes these of a row, as a tuple."""
+    """A function that takes these from a row, as a tuple."""
     if places == list(range(places[0], places[-1] + 1)):
         return itemgetter(slice(places[0], places[-1] + 1))
     return itemgetter(*places)
 
 
 def _is_idle(value: Any, default: Any) -> bool:
-    """Tell whether an argument that we do not know is what the host takes anyway."""
+    """Tell whether an argument that we do not know has the host's default value."""
     if value is default:
         return True
     return type(value) is type(default) and isinstance(value, _PLAIN) and bool(value == default)
@@ -301,7 +301,7 @@ def _binding(own: partial[Any], arguments: Arguments) -> _Binding:
 
 
 def _signature(own: partial[Any]) -> inspect.Signature:
-    """Of the host's forward, as its callers see it; anything, where it does not say."""
+    """The host forward's signature, as its callers see it; any arguments, if it has none."""
     try:
         return inspect.signature(own, follow_wrapped=False)
     except (TypeError, ValueError):

@@ -1,8 +1,8 @@
 """Modules as plain data, and weightless twins made from it.
 
-A description names classes, the plain attributes that their code reads, and the meta of parameters;
-a twin is the same module tree rebuilt from it without running any constructor, so that the worker
-that exports it needs neither the checkpoint nor the constructor's arguments.
+A description names classes, the plain attributes that their code reads, and the meta of parameters.
+A twin is the same module tree, rebuilt from it without running any constructor, so the worker that
+exports it needs neither the checkpoint nor the constructor's arguments.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def describe_module(
     hidden: Collection[str] = (),
     path: str = "",
 ) -> dict[str, Any]:
-    """Write a module tree down as JSON-plain data.
+    """Describe a module tree as JSON-plain data.
 
     Args:
         module: the live module; its weights are not read, only their shapes.
@@ -47,8 +47,8 @@ def describe_module(
         dtype: the dtype in which a parameter reaches its operator (module, name, tensor).
         children: names of the direct children to keep; None keeps all.
         hidden: attributes to leave out: of `module` itself, or by their path below it.
-        path: where `module` is in the tree; a product in it that cannot be written down is left to
-            the host (`host_layer`).
+        path: where `module` is in the tree; a product in it that cannot be described is left to the
+            host (`host_layer`).
 
     Raises:
         DescriptionError: a class cannot be imported by name, or an attribute that its code reads is
@@ -75,7 +75,7 @@ def describe_module(
         if name in absent:
             continue
         if name in layers.FORWARDS:
-            continue  # another node's, or the class's that the host bound: no part of what it is
+            continue  # another node's, or the class's bound by the host: not part of the module
         if getattr(value, "__func__", None) is getattr(cls, name, module):
             continue  # another method of the class
         try:

@@ -1,4 +1,4 @@
-"""What the rest of the package knows of a model family: one record, made in the family's module."""
+"""What the package knows of a model family: one record, made in the family's module."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class Family:
     """Models that are cut into regions alike.
 
     Attributes:
-        title: what people call the models that its graphs are for.
-        roots: by the full name of a class of the host ("module:Class"), what cuts such a module, or
-            says in a line why it has no regions; a subclass is another class.
+        title: the models' name for people.
+        roots: by a host class's full name ("module:Class"), the function that cuts such a module,
+            or says in a line why it has no regions; a subclass is another class.
         forms: the sorts of regions, by name.
-        may_be_captured: tells whether a root's forward is known to do nothing that a CUDA graph
-            must not meet: it neither waits for the GPU nor keeps a tensor beyond the call, but in
-            the root's own attributes, which are put back.
+        may_be_captured: tells whether a root's forward is known to be safe in a CUDA graph: it
+            neither waits for the GPU nor keeps a tensor beyond the call, except in the root's own
+            attributes, which are restored.
         unread: names of the `transformer_options` that a root's own forward does not read; they are
-            there for patches of other nodes.
-        guided_together: whether guidance doubles the batch, for prompts are made equally long.
-        empty: makes what an empty call needs, for Warm Up.
+            for patches of other nodes.
+        guided_together: whether guidance doubles the batch, because prompts are made equally long.
+        empty: makes the arguments of an empty call, for Warm Up.
     """
 
     title: str

@@ -1,5 +1,5 @@
-"""A norm whose region does the work of the activation after it, too, where the host calls each by
-itself, one with what the other returned.
+"""A norm whose region also does the work of the activation after it, where the host calls the two
+separately.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _DONE = "warmgraph_done"
 def norm_and_activation(place: Place, norm: torch.nn.Module, act: torch.nn.Module) -> Dispatch:
     """Let the norm's region do the activation's part.
 
-    The mark is on the tensor itself, so what other threads do or an exception leaves behind has no
-    say in whether an activation runs.
+    The mark is on the tensor itself, so neither other threads nor an exception affect whether an
+    activation runs.
 
     Args:
-        place: a region that gives what `act` gives of what `norm` gives.
+        place: a region that computes `act(norm(...))`.
     """
 
     def served(call: Call, x: torch.Tensor) -> torch.Tensor | None:

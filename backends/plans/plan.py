@@ -1,7 +1,7 @@
 """What a region plan consists of: forms, places and the plan itself.
 
 A *form* is one sort of region (for a UNet: residual block, transformer block, ...). It names the
-region's activations, gives the host's own maths for it, and says how a place's `forward` is
+region's activations, runs the host's own maths for it, and says how a place's `forward` is
 dispatched. A *place* is one occurrence of a form in a model; places with equal descriptions are one
 *kind* and share one graph.
 
@@ -45,14 +45,14 @@ Placed = tuple[torch.nn.Module, str, Callable[..., Any]]
 
 
 class Call(Protocol):
-    """Runs one region on live activations: what its `Form.reference` gives, or None where the host
-    must, or a `Beside` of a form that is compared so.
+    """Runs one region on live activations: returns what its `Form.reference` would, or None if the
+    host must, or a `Beside` for a form that is compared so.
     """
 
     def __call__(self, *inputs: Any) -> Any: ...
 
     def decline(self, reason: Reason) -> Any:
-        """Note that the host does this call, for a reason in words; returns None."""
+        """Note why the host makes this call; returns None."""
 
 
 class Form:
@@ -97,25 +97,25 @@ class Form:
         raise NotImplementedError
 
     def serving(self, call: Call, module: Any) -> Forward:
-        """Return what computes a place of what is taken of a call, or gives None for the host to do
-        it: the region itself, where that takes the same.
+        """Return the function that computes a place from what is taken of a call, or returns None
+        to leave it to the host: the region itself, if it takes the same.
         """
         return call
 
     def reads(self, module: Any) -> Callable[[type], Collection[str]]:
-        """Return what tells, for a class of the module's tree, the attributes that are read of it:
-        they are part of the region.
+        """Return a function that lists, for a class in the module's tree, the attributes that are
+        read: they are part of the region.
         """
         return attributes_read
 
     def handed_on(self, module: Any) -> Mapping[str, tuple[str, ...]]:
-        """Return the inputs that `reference` does nothing with but give them to some of `parts`,
-        each with the paths of these: what is called in their place may take other rows of them.
+        """Return the inputs that `reference` only passes on to some of `parts`, each with the paths
+        of these: their replacements may take other rows.
         """
         return {}
 
     def code(self) -> tuple[Callable[..., Any], ...]:
-        """Return the host's code that neither `reference` nor the module's names: methods of an
+        """Return the host's code that neither `reference` nor the module names: methods of an
         object that one of them makes.
         """
         return ()
@@ -124,18 +124,18 @@ class Form:
         """Compute the region by the host's own code: the oracle, and what is traced.
 
         Returns:
-            A tensor, or a tuple of them where the host's block gives several.
+            A tensor, or a tuple if the host's block returns several.
         """
         return host_forward(module, *inputs)
 
     def gives_back(self, position: int, dtype: torch.dtype) -> bool:
-        """Tell whether the host's code gives an input that it writes into back itself, and not
-        another tensor with the same in it.
+        """Tell whether the host's code returns an input that it writes into, and not an equal
+        tensor.
         """
         return True
 
     def computed(self, module: Any, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        """Return all that `reference` gives, as a tuple; nothing is written into the inputs."""
+        """Return all results of `reference`, as a tuple; the inputs are not written into."""
         given = [value.clone() if i in self.writes else value for i, value in enumerate(inputs)]
         result = self.reference(module, *given)
         return result if isinstance(result, tuple) else (result,)
@@ -149,8 +149,8 @@ HANDED_ON = "handed_on"
 class Place:
     """One occurrence of a region: its dotted name in the model, its module and its form.
 
-    `widens` tells that people's images have 2**31 elements here now and then: a kind gets a second
-    graph on a GPU before any call needs it.
+    `widens` says that images may have 2**31 elements here: a kind gets a second graph on a GPU
+    before any call needs it.
     """
 
     name: str
@@ -169,9 +169,9 @@ class Follower(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A method of a module that the host calls: `make` builds, from one `Call` per region, what
-    computes it of what is taken of its arguments (`Form.serving`). A `Call` is None where its
-    region has no graph, of a dispatch whose regions serve apart.
+    """A method of a module that the host calls: `make` builds, from one `Call` per region, the
+    function that computes it from what is taken of its arguments (`Form.serving`). In a dispatch
+    whose regions serve apart, the `Call` of a region without a graph is None.
     """
 
     arguments: Arguments
@@ -180,12 +180,12 @@ class Method(NamedTuple):
 
 @dataclass(frozen=True)
 class Dispatch:
-    """How one module's `forward` is replaced while a step runs, and that of what follows it.
+    """How one module's `forward`, and that of what follows it, is replaced while a step runs.
 
     `regions` are the places that must all have graphs before the replacement is installed, or one
-    of them where they serve `apart`: ways in which the module is called. Calls that are not served
-    run the host's own code with what the module was called with. A module may be called by
-    `methods` of other names.
+    of them if they serve `apart`, each for one way to call the module. Calls that are not served
+    run the host's own code with the module's arguments. A module may be called by `methods` of
+    other names.
     """
 
     module: torch.nn.Module
@@ -195,7 +195,7 @@ class Dispatch:
     apart: bool = False
 
     def forwards(self, calls: Sequence[Call | None]) -> list[Placed]:
-        """Make the forward of each module that gets one."""
+        """Make the forwards of all modules that get one."""
 
         def decline(reason: Reason) -> None:
             first_of(calls).decline(reason)
@@ -217,9 +217,9 @@ class Plan:
 
     Attributes:
         dispatches: every module whose forward can be replaced.
-        outside: (place, reason) of what stays the host's, in words.
+        outside: (place, reason) of what stays the host's.
         symbols: the declared sizes, by name.
-        guests: (place, whose) of layers that other packs added; they are no places of the model's.
+        guests: (place, owner) of layers that other packs added; they are not places of the model.
     """
 
     dispatches: list[Dispatch] = field(default_factory=list)
@@ -233,7 +233,7 @@ class Plan:
         return [place for dispatch in self.dispatches for place in dispatch.regions]
 
     def over(self, module: torch.nn.Module) -> Plan:
-        """Return the same places with another module in place of each: what is told of them."""
+        """Return the same places with another module in each, for reports."""
         told = [
             Dispatch(
                 module,
@@ -254,12 +254,12 @@ def describe_place(
     device: str,
     watch: Watch | None = None,
 ) -> Description:
-    """Write one place down as a kind.
+    """Describe one place as a kind.
 
     Args:
         dtype: the compute dtype of the model; operators of the host get their weights in it.
         device: its type, as PyTorch names it.
-        watch: gets the names of the host's code that the kind hangs on.
+        watch: the names of host code on which the kind depends are added.
 
     Raises:
         DescriptionError: the module is not plain data.
@@ -297,10 +297,10 @@ def describe_place(
 
 
 def describe_live(place: Place, description: Description, live: Live) -> Description:
-    """Write down how a place is computed where some of its parts are called when its graph runs.
+    """Describe a place some of whose parts are called when its graph runs.
 
     Args:
-        description: of its kind, as if nobody had replaced anything.
+        description: of its kind, without any replacement.
 
     Raises:
         DescriptionError: the kind has no such part.
@@ -324,8 +324,8 @@ def describe_live(place: Place, description: Description, live: Live) -> Descrip
 def _handed_on(
     readers: Mapping[str, tuple[str, ...]], description: Description, live: Live
 ) -> tuple[tuple[InputSpec, ...], tuple[Symbol, ...]]:
-    """The inputs and symbols of a kind some of whose parts are called: what these alone read has as
-    many rows as others' code wants, say of a further text for each image.
+    """The inputs and symbols of a kind some of whose parts are called: an input that only these
+    read may have other rows, such as a further text for each image.
     """
     free = [name for name, parts in readers.items() if parts and set(parts) <= set(live.parts)]
     if not free:
@@ -345,13 +345,13 @@ def region_sources(
     watch: Watch | None = None,
     through: list[Callable[..., Any]] | None = None,
 ) -> dict[str, str]:
-    """Hash all code that a region is made of: the form's reference, the module tree's, rewrites;
-    and say which version of the host's kernels it calls.
+    """Hash all code of a region: the form's reference, the module tree's, rewrites; and name the
+    version of the host's kernels that it calls.
 
     Args:
         described: the module tree (`describe.describe_module`).
-        watch: gets the names that this hangs on.
-        through: gets the functions.
+        watch: the names on which this depends are added.
+        through: the functions are added.
     """
     classes, functions = named_code(described)
     reference: Callable[..., Any] = type(form).reference
@@ -364,7 +364,7 @@ def region_sources(
 
 
 def quick_signature(place: Place) -> tuple[Any, ...]:
-    """Return what two places of one kind have in common, for a fraction of a description's cost.
+    """Return a signature of a place's kind, at a fraction of a description's cost.
 
     Places with equal signatures have equal descriptions: it holds the classes, the plain attributes
     and the parameters' meta of the whole region.
@@ -379,7 +379,7 @@ def quick_signature(place: Place) -> tuple[Any, ...]:
             (name, _mark(value))
             for name, value in part.__dict__.items()
             if name not in _HOST_STATE
-            and name not in layers.FORWARDS  # another node's, and no part of what the module is
+            and name not in layers.FORWARDS  # another node's, not part of the module
             and (name[0] != "_" or isinstance(value, _PLAIN))
             and (path or name not in place.form.hidden)
         ]
@@ -397,7 +397,7 @@ def quick_signature(place: Place) -> tuple[Any, ...]:
 
 
 def _mark(value: Any) -> Any:
-    """A plain attribute's value; of anything else the class, which a description refuses or not."""
+    """A plain attribute's value; of anything else the class."""
     if isinstance(value, (list, tuple)):
         return repr(value)
     return value if isinstance(value, _PLAIN) else type(value)
@@ -412,7 +412,7 @@ def dispatch_one(place: Place, serve: Forward | None = None) -> Dispatch:
     """Return the dispatch of a module that is one region.
 
     Args:
-        serve: computes it of the region's call and what is taken, where its form does not say.
+        serve: computes it from the region's call and what is taken, if its form does not say how.
     """
 
     def make(calls: Sequence[Call]) -> Forward:
@@ -430,12 +430,11 @@ def dispatch_several(
     *,
     apart: bool = False,
 ) -> Dispatch:
-    """Return the dispatch of a module that is several regions, or one that is called in several
-    ways.
+    """Return the dispatch of a module that is several regions, or that is called in several ways.
 
     Args:
-        serve: computes it of the regions' calls and what is taken.
-        arguments: those of the first place's form unless told.
+        serve: computes it from the regions' calls and what is taken.
+        arguments: by default those of the first place's form.
         apart: whether each serves without the others' graphs.
     """
     first = places[0]
@@ -458,13 +457,13 @@ def _own_method(module: torch.nn.Module, name: str) -> partial[Any]:
 
 
 def host_forward(module: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Run the forward of a module's class, whatever the instance was given in its place."""
+    """Run the forward of a module's class, whatever replaced it in the instance."""
     result: torch.Tensor = type(module).forward(module, *args, **kwargs)
     return result
 
 
 def host_results(module: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """As `host_forward`, of a block that gives several tensors."""
+    """As `host_forward`, for a block that returns several tensors."""
     return tuple(type(module).forward(module, *args, **kwargs))
 
 

@@ -1,4 +1,4 @@
-"""Sizes that transformers' blocks are called with, and what they are tuned for."""
+"""Sizes of transformers' blocks, with the values that they are tuned for."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What one server process keeps of its prompts: sessions started, graphs filed, runs told."""
+"""What one server process keeps of its prompts, and reports of them."""

@@ -1,4 +1,4 @@
-"""What is told of a cache over the steps of a run: how it is set, and what its last run did."""
+"""Reports of the caches over the steps of a run: their settings, and what the last run did."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .words import deepcache_lines, deepcache_run, stepcache_lines
 
 
 def cache_reports(deepcache: DeepCache | None, stepcache: StepCache | None) -> dict[str, Any]:
-    """Return the reports of what a MODEL carries besides a session; None where it does not."""
+    """Return the reports of the caches that a MODEL carries besides a session; None without one."""
     return {
         "deepcache": None if deepcache is None else deepcache_report(deepcache),
         "stepcache": None if stepcache is None else stepcache_report(stepcache),
@@ -20,7 +20,7 @@ def cache_reports(deepcache: DeepCache | None, stepcache: StepCache | None) -> d
 
 
 def deepcache_report(cache: DeepCache) -> dict[str, Any]:
-    """Return what a DeepCache is set to and what its last run did, as JSON-plain data."""
+    """Return a DeepCache's settings and what its last run did, as JSON-plain data."""
     options, tally = cache.options, cache.tally
     report = {
         "id": cache.id,
@@ -47,7 +47,7 @@ def deepcache_report(cache: DeepCache) -> dict[str, Any]:
 
 
 def stepcache_report(cache: StepCache) -> dict[str, Any]:
-    """Return what a Step Cache is set to and what its last run did, as JSON-plain data."""
+    """Return a Step Cache's settings and what its last run did, as JSON-plain data."""
     options, tally = cache.options, cache.tally
     report = {
         "id": cache.id,
@@ -67,7 +67,7 @@ def stepcache_report(cache: StepCache) -> dict[str, Any]:
 
 
 def _times(tally: Tally | None) -> dict[str, float]:
-    """What a run saved by its cache, and would have taken without it, in seconds."""
+    """The seconds that a run saved by its cache, and would have taken without it."""
     if tally is None:
         return {"seconds_saved": 0.0, "seconds_without": 0.0}
     return {

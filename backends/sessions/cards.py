@@ -1,4 +1,4 @@
-"""What a report says of each further card that a model runs on."""
+"""A report's lines on each further card that a model runs on."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from .lines import Line, line, told
 
 
 def cards_of(session: Session) -> list[dict[str, Any]]:
-    """Return how the copies of a session's model stand, as JSON-plain data; empty where there are
-    none.
-    """
+    """Return the state of the copies of a session's model, as JSON-plain data; may be empty."""
     return [_card(card) for card in session.cards if card.device is not None]
 
 

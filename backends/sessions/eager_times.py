@@ -1,7 +1,7 @@
-"""What steps of the host's own took and ours gained, by model and size, kept across restarts.
+"""Times of the host's own steps and gains of ours, by model and size, kept across restarts.
 
-Graphs that survive a restart leave no eager step to compare with; those of an earlier process, made
-under the same conditions, stand for it.
+Where graphs survive a restart no eager step is timed; those of an earlier process under the same
+conditions are used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_TEXT = 200
 
 
 class _Known(NamedTuple):
-    """Of one size: an eager step's milliseconds, and what ours gained beside it."""
+    """Of one size: an eager step's milliseconds, and the gain of ours."""
 
     ms: float
     gain: Gain | None
@@ -70,7 +70,7 @@ class EagerTimes:
         return self._of[root][1]
 
     def keep(self, root: torch.nn.Module) -> None:
-        """Remember what was measured of a root module, where that is news."""
+        """Remember what was measured of a root module, if it is new."""
         if root not in self._of:
             return
         name, times = self._of[root]
@@ -94,7 +94,7 @@ class EagerTimes:
                 logger.debug("What eager steps took was not written down: %s", error)
 
     def _name(self, attached: Attached, root: torch.nn.Module) -> str:
-        """A name for a model and all that decides how long its steps take but their size."""
+        """A name for a model and all that decides the time of its steps, except their size."""
         card = sort_of(attached.placement().device)
         elements = sum(parameter.numel() for parameter in root.parameters())
         facts = {
@@ -109,9 +109,7 @@ class EagerTimes:
         return sha256_hex(canonical_json(facts).encode())
 
     def _read(self) -> dict[str, dict[Size, _Known]]:
-        """The table, read from the file when it is first asked for; none where that is not as it
-        was written.
-        """
+        """The table, read from the file at first use; empty if the file is damaged."""
         if self._table is None:
             self._table = {}
             try:
@@ -129,10 +127,10 @@ class EagerTimes:
 def _entry(
     size: Any, milliseconds: Any, factor: Any = None, words: Any = ""
 ) -> tuple[Size, _Known]:
-    """A size and what is known of it, as they are used.
+    """Parse a size and what is known of it.
 
     Raises:
-        ValueError, TypeError: they are none.
+        ValueError, TypeError: they are not valid.
     """
     for number in (milliseconds, 1.0 if factor is None else factor):
         if type(number) is not float or not 0 < number < math.inf:

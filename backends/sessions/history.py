@@ -28,14 +28,14 @@ _FORMS = (EAGER, EXACT, COMPILED)
 
 
 class History:
-    """Notes runs and tells of them; a disk that cannot be written costs those of this process."""
+    """Notes and reports runs; if the disk cannot be written, those of this process are lost."""
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
         """Set up; nothing is read yet.
 
         Args:
             directory: the pack's private folder.
-            clock: tells the time, in Unix seconds.
+            clock: returns Unix seconds.
         """
         self._path = directory / FILE_NAME
         self._clock = clock
@@ -56,8 +56,8 @@ class History:
             return list(self._kept())[-TOLD:]
 
     def saved_today(self) -> dict[str, Any]:
-        """Return the seconds that this day's runs took less than without us, and in how many
-        there were, as JSON-plain data: of those that were measured both ways.
+        """Return the seconds that this day's runs saved, and the number of runs, as JSON-plain
+        data; only runs that were measured both ways count.
         """
         today = _day(self._clock())
         with self._lock:
@@ -66,7 +66,9 @@ class History:
         return {"seconds": round(saved, 1), "runs": len(pairs)}
 
     def note(self, session: Session) -> bool:
-        """Note the run of a session that has just ended, if it was a sampler's; tells whether."""
+        """Note the run of a session that has just ended, if it was a sampler's; returns whether it
+        was.
+        """
         run = session.pace.take_run()
         if run is None:
             return False
@@ -90,7 +92,7 @@ class History:
         return True
 
     def _kept(self) -> deque[dict[str, Any]]:
-        """The runs, read from the file when they are first asked for."""
+        """The runs, read from the file at first use."""
         if self._runs is None:
             self._runs = deque(self._read(), maxlen=KEPT)
         return self._runs
@@ -111,7 +113,7 @@ class History:
                 yield entry
 
     def _write(self, entry: dict[str, Any]) -> None:
-        """Append a line; now and then the file is written anew, without the oldest."""
+        """Append a line; now and then rewrite the file without the oldest."""
         try:
             if self._lines >= 2 * KEPT:
                 lines = [json.dumps(each, allow_nan=False) for each in self._kept()]
@@ -126,7 +128,7 @@ class History:
 
 
 def _is_run(entry: Any) -> bool:
-    """Whether a line of the file is a run as it is written."""
+    """Whether a line of the file is a valid run."""
     if not isinstance(entry, dict):
         return False
     texts = [entry.get(name) for name in ("model", "size")]
@@ -144,7 +146,7 @@ def _is_run(entry: Any) -> bool:
 
 
 def _is_pair(run: dict[str, Any]) -> bool:
-    """Whether a run's steps were ours, and what the host's own take is known."""
+    """Whether a run's steps were ours, and the time of the host's own is known."""
     return run["form"] != EAGER and run["ms"] is not None and run["eager_ms"] is not None
 
 

@@ -1,4 +1,4 @@
-"""What the shared store holds, by model family, and which of it nobody needs any more."""
+"""What the shared store holds, by model family, and what of it is not needed any more."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _UNTRUSTED = of("untrusted")
 
 
 class What(str, Enum):
-    """What to clear: graphs that are not loaded and were not for a while, those that do not fit
-    this machine, or all that the store has.
+    """What to clear: graphs that were not loaded for a while, those that do not fit this machine,
+    or all.
     """
 
     UNUSED = "unused"
@@ -58,7 +58,7 @@ class _Stored(NamedTuple):
 
 
 class Inventory:
-    """Looks through the store; what a file says of itself is read once."""
+    """Looks through the store; each file is read once."""
 
     def __init__(self, store: Store, in_use: Callable[[], Collection[str]]) -> None:
         """Set up; nothing is read yet.
@@ -80,10 +80,10 @@ class Inventory:
         return sorted(told, key=lambda family: -family["bytes"])
 
     def clear(self, what: What) -> StoreUsage:
-        """Remove files from the store. Graphs that are loaded go on; those beside workflows stay.
+        """Remove files from the store. Loaded graphs keep working; those beside workflows stay.
 
         Returns:
-            How many are gone, and their bytes.
+            How many were removed, and their bytes.
         """
         files, in_use = self._files(), set(self._in_use())
         if what is What.UNUSED:
@@ -123,7 +123,7 @@ class _Targets:
         self._known: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
 
     def explain(self, made_for: Mapping[str, Any]) -> Reason:
-        """Say why a file that was made for a target does not fit here; empty where it does."""
+        """Say why a file that was made for a target does not fit here; empty if it does."""
         device, backend = str(made_for.get("device")), str(made_for.get("backend"))
         if (device, backend) not in self._known:
             self._known[device, backend] = _targets(device, backend)

@@ -1,4 +1,4 @@
-"""Two LATENTs compared, in words."""
+"""Compares two LATENTs, in words."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ logger = logging.getLogger(__name__)
 
 
 def latents_part(latent: Any, compared_with: Any) -> dict[str, Any]:
-    """Return how like another one a LATENT is, as a part of a report: it has no id, for it does not
-    change. What cannot be compared is said; nothing is raised.
+    """Return how similar two LATENTs are, as a part of a report, without an id because it does not
+    change. Says what cannot be compared; never raises.
 
     Latents have no fixed range. So each image (or video) of the batch is measured by the range of
     its reference: that one's lowest value counts as 0, its highest as 1, which is PSNR's peak.
 
     Args:
-        latent: the host's dict of `samples`, [B, C, ..., H, W] or nested ones, of any dtype and
-            on any device; None where nothing is linked.
+        latent: the host's dict of `samples`, [B, C, ..., H, W] or nested ones, of any dtype and on
+            any device; None if nothing is linked.
         compared_with: the reference, likewise.
     """
     try:
@@ -61,7 +61,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _compared(x: torch.Tensor, y: torch.Tensor) -> Line:
-    """How like `y` is `x`, both [B, C, ...]."""
+    """How similar `y` and `x` are, both [B, C, ...]."""
     if torch.equal(x, y):
         return line("latents_same")
     low, high = (edge.view(-1, *[1] * (y.dim() - 1)) for edge in y.flatten(1).aminmax(dim=1))

@@ -1,4 +1,4 @@
-"""How layers compute that no graph has, in words."""
+"""How the layers outside of graphs compute, in words."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OTHERS = {
 
 
 def in_words(left: Mapping[Left, int]) -> Counter[tuple[str, Reason]]:
-    """Count layers by what they are and how they compute, in words."""
+    """Count layers by sort and by how they compute, in words."""
     found: Counter[tuple[str, Reason]] = Counter()
     for each, count in left.items():
         found[each.what, _why(each)] += count

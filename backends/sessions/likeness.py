@@ -1,10 +1,10 @@
-"""How like others images are: PSNR, and SSIM (Wang et al. 2004)."""
+"""How similar images are: PSNR, and SSIM (Wang et al. 2004)."""
 
 from __future__ import annotations
 
 import torch
 
-_WINDOW, _DEVIATION = 11, 1.5  # of SSIM, as its authors chose them
+_WINDOW, _DEVIATION = 11, 1.5  # SSIM's constants, as its authors chose them
 
 
 def psnr(images: torch.Tensor, references: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The sentences that people read, as data: a key, what stands in it, and its English.
+"""The sentences that people read, as data: a key, its values, and its English.
 
 A page shows another language by the key, with the reasons that stand in a sentence, which are data
 likewise (`reasons`).
@@ -22,7 +22,7 @@ class Line(NamedTuple):
 
     Attributes:
         key: of it in ENGLISH, and in the pages' languages.
-        values: what stands in it, by name.
+        values: its values, by name.
         text: the sentence in English.
     """
 
@@ -50,7 +50,7 @@ def _text(value: object) -> str:
 
 
 class RefusedError(ValueError):
-    """What a page asked for is not done; `line` says why, in words that it can translate."""
+    """A page's request is refused; `line` says why, in words that the page can translate."""
 
     def __init__(self, key: str, **values: object) -> None:
         self.line = line(key, **values)

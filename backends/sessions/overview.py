@@ -1,4 +1,4 @@
-"""All that a server process knows, in one piece of plain data, and what a user may do about it."""
+"""All that a server process knows, as plain data, and what a user may do about it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .settings import Settings
 
 
 class Overview:
-    """Looks at everything from any thread, and hands a user's wishes on."""
+    """Reads everything from any thread, and passes on a user's requests."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Overview:
             store: the graph files of this machine.
             fleet: what this machine shares with others.
             captured: the memory of captured calls.
-            prompts: what the server's prompts do now.
+            prompts: the state of the server's prompts.
             history: the last sampler runs.
             settings: the settings in force.
             events: listeners by event.
@@ -80,7 +80,7 @@ class Overview:
     def snapshot(self) -> dict[str, Any]:
         """Return all reports, the builder's progress, the store's use and the settings.
 
-        Reports of caches are apart: a model's here is that of its graphs alone.
+        Reports of caches are separate: a model's report here covers only its graphs.
         """
         usage = self._store.usage()
         deepcaches, stepcaches = self._caches.all()
@@ -126,7 +126,7 @@ class Overview:
         }
 
     def details(self) -> dict[str, Any]:
-        """Return what takes longer to find out: the store by model family, and the last runs."""
+        """Return what takes longer to collect: the store by model family, and the last runs."""
         return {"stored": self._inventory.by_family(), "runs": self._history.runs()}
 
     def building(self) -> dict[str, Any]:
@@ -134,13 +134,13 @@ class Overview:
         return self._builder.progress()._asdict()
 
     def cancelled(self) -> Line:
-        """What a node says whose waiting was cancelled."""
+        """What a node says after its wait was cancelled."""
         return cancelled(self._builder.progress())
 
     # --- what a user may ask for ------------------------------------------------------------------
 
     def pause_builds(self, paused: bool) -> None:
-        """Begin no build, or go on."""
+        """Pause building, or resume."""
         self._builder.pause(paused)
 
     def cancel_builds(self) -> int:
@@ -154,10 +154,10 @@ class Overview:
         return removed
 
     def free_captured(self) -> tuple[int, bool]:
-        """Give the VRAM of captured steps back, when no run goes on.
+        """Free the VRAM of captured steps, once no run goes on.
 
         Returns:
-            How many bytes that are, and whether it is done; else it is when the run has ended.
+            How many bytes, and whether it is done; if not, it is done after the run.
         """
         held = self._captured.used_bytes
         return held, self._prompts.when_idle(self._give_back)

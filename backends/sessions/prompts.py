@@ -17,7 +17,7 @@ class Awaited(Protocol):
 
     @property
     def is_pending(self) -> bool:
-        """Whether it is on its way."""
+        """Whether it is being loaded or built."""
 
     @property
     def is_elsewhere(self) -> bool:
@@ -35,7 +35,7 @@ _PROMPT_S = 15.0
 
 
 class Prompts:
-    """What the server's prompts do now, as far as builds are concerned."""
+    """The state of the server's prompts, as far as it concerns builds."""
 
     def __init__(self, check_cancelled: Callable[[], None]) -> None:
         """Set up; no run goes on.
@@ -57,7 +57,7 @@ class Prompts:
         self.sampling += 1
 
     def end(self, *, sampled: bool) -> None:
-        """A run ended; `sampled`: it was what the prompt is there for."""
+        """A run ended; `sampled`: it was the prompt's sampling."""
         self.sampling = max(0, self.sampling - 1)
         while not self.sampling and self._tasks:
             self._tasks.pop()()
@@ -65,12 +65,11 @@ class Prompts:
             self.until = 0.0
 
     def stay_busy(self) -> None:
-        """A prompt runs, and nothing will say that it ended."""
+        """A prompt runs whose end will not be reported."""
         self.until = time.monotonic() + _PROMPT_S
 
     def when_idle(self, task: Callable[[], None]) -> bool:
-        """Do something while no run goes on: now, or when the one that does has ended, in its
-        thread.
+        """Do something while no run goes on: now, or after the current one, in its thread.
 
         Returns:
             Whether it is done.
@@ -82,7 +81,7 @@ class Prompts:
         return True
 
     def is_busy(self) -> bool:
-        """Whether a prompt runs that builds must leave room for: not one that waits for them."""
+        """Whether a prompt runs for which builds must leave room: not one that waits for them."""
         running = self.sampling > 0 or time.monotonic() < self.until
         return running and not self._waiting
 
@@ -93,7 +92,7 @@ class Prompts:
         builder: AnyBuilder,
         on_progress: Progress | None,
     ) -> None:
-        """Wait until none of these is on its way.
+        """Wait until none of these is pending.
 
         Args:
             name: of the model that needs them.
@@ -129,7 +128,7 @@ class Prompts:
 
 
 def cancelled(progress: BuildProgress) -> Line:
-    """Say that a prompt which waited was cancelled, and what becomes of the builds."""
+    """Say that a waiting prompt was cancelled, and what happens to the builds."""
     if progress.paused:
         return line("cancelled_paused")
     return line("cancelled_building" if progress.done < progress.total else "cancelled")

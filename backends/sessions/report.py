@@ -34,7 +34,7 @@ def model_report(
     """Return the report of one MODEL, VAE or CONTROL_NET as JSON-plain data.
 
     Args:
-        session: what is attached to it; None gives a report that holds only `note`.
+        session: what is attached to it; None: a report with only `note`.
     """
     building = builder.progress()._asdict()
     if session is None:
@@ -43,7 +43,7 @@ def model_report(
     compiled, eager = parts.compiled + parts.ready, parts.eager
     ours = session.all_graphs
     is_building = any(_is_awaited(g) for g in ours)
-    if not is_building:  # the count is the server's: shown while it waits for something itself
+    if not is_building:  # the server's count: shown while this model waits for something itself
         building = _NOTHING_BUILT
     ready = _by_key(g for g in ours if g.state is State.READY)
     loaded = [(g.description.device, g.loaded) for g in ready if g.loaded is not None]
@@ -104,8 +104,8 @@ def model_report(
 
 
 def _in_words(report: dict[str, Any], notes: list[Line]) -> dict[str, Any]:
-    """Return a report with what people read of it: on a node, and in full, once more in English
-    for who does not choose a language.
+    """Return a report with its text: for a node, and in full, also in English for callers without a
+    language.
     """
     whole = report_lines(report, notes)
     return {
@@ -118,7 +118,7 @@ def _in_words(report: dict[str, Any], notes: list[Line]) -> dict[str, Any]:
 
 
 def strict_problem(report: dict[str, Any]) -> Reason | None:
-    """Say what of a MODEL would run as without us; None when nothing would."""
+    """Say what of a MODEL would run as without us; None if nothing would."""
     if not report["regions"]["total"]:
         notes = [note.cause for note in report["notes"]]
         return joined(notes) if notes else of("nothing_compiled")
@@ -131,7 +131,7 @@ def _reason_of(note: Line) -> Reason:
 
 
 def _attached_by(attached: AttachedBy | None) -> dict[str, Any]:
-    """Which nodes of which workflow a session is of, and whether a setting put ours there."""
+    """Which nodes of which workflow a session belongs to, and whether a setting put ours there."""
     if attached is None:
         return _OF_NO_NODE
     nodes = [{"workflow": attached.workflow, "node": node} for node in attached.nodes]
@@ -152,7 +152,7 @@ def _gained(
     standing: str,
     building: dict[str, Any],
 ) -> dict[str, Any]:
-    """How far a session is, and what its steps gain where they are compiled."""
+    """How far a session is, and the gain of its compiled steps."""
     gain = session.pace.gain()
     stage = stage_of(
         parts,
@@ -177,7 +177,7 @@ def _gained(
 
 
 def _standing(session: Session, parts: Parts) -> str:
-    """Say in a word how far a session is."""
+    """Say in one word how far a session is."""
     wanted = [kind.graph for kind in session.scope.serving if kind.graph is not None]
     if parts.eager and any(map(_is_awaited, wanted)):
         return "building"
@@ -192,12 +192,12 @@ def _standing(session: Session, parts: Parts) -> str:
 
 
 def _by_key(graphs: Iterable[Graph]) -> list[Graph]:
-    """One of those that several cards have of a file."""
+    """One graph of several that cards loaded from one file."""
     return list({graph.key: graph for graph in graphs}.values())
 
 
 def _is_awaited(graph: Graph) -> bool:
-    """Whether something may still come of it in this run."""
+    """Whether it may still become ready in this run."""
     return graph.is_pending and not graph.is_missed
 
 
@@ -216,7 +216,7 @@ def _captured(each: Sequence[Replays | None]) -> dict[str, Any]:
 
 
 def _pieces(each: Sequence[Pieces | None]) -> dict[str, Any]:
-    """The places that are captured by themselves, of a root module and its copies."""
+    """The places of a root module and its copies that are captured one by one."""
     found = [one for one in each if one is not None]
     if not found:
         return _NO_PIECES
@@ -263,7 +263,7 @@ def _kind(kind: Any) -> dict[str, Any]:
 
 
 def _left(kinds: Sequence[Kind]) -> Counter[tuple[str, Reason]]:
-    """Count the layers within compiled blocks that are the host's, by what they are and why."""
+    """Count the layers within compiled blocks that the host runs, by sort and reason."""
     layers: Counter[tuple[str, Reason]] = Counter()
     for kind in kinds:
         layers.update(in_words(kind.left))

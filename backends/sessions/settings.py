@@ -25,7 +25,7 @@ GIB = 1024**3
 
 @dataclass(frozen=True)
 class Setting:
-    """What a user may change: a number, or a toggle. The page makes its controls of this.
+    """What a user may change: a number, or a toggle. The page makes its controls from it.
 
     Attributes:
         place: its name in the page's settings, "Word.Name"; values are kept by it, so it stays.
@@ -247,7 +247,7 @@ class Settings:
 
     @property
     def store_cap_bytes(self) -> int:
-        """Size of the shared store above which the least recently used graphs go."""
+        """Size of the shared store above which the least recently used graphs are deleted."""
         return int(self._value("store_cap_gib") * GIB)
 
     @property
@@ -267,8 +267,8 @@ class Settings:
 
     @property
     def captured_limit_s(self) -> float:
-        """Seconds on the GPU beyond which a call is not captured: what the processor takes to start
-        its kernels is no longer waited for.
+        """Seconds on the GPU beyond which a call is not captured: it no longer waits for the
+        processor to start its kernels.
         """
         return self._value("captured_limit_s")
 
@@ -346,5 +346,5 @@ class Settings:
 
 
 def _items(stored: Any) -> list[tuple[str, Any]]:
-    """Return the pairs of a settings file; one that is no JSON object counts as one bad pair."""
+    """Return the pairs of a settings file; one that is not a JSON object counts as one bad pair."""
     return list(stored.items()) if isinstance(stored, dict) else [("settings", stored)]

@@ -10,10 +10,10 @@ from ..runtime.pace import EAGER, Speed
 
 
 class Stage(str, Enum):
-    """What a page shows of a model before all else.
+    """What a page shows first of a model.
 
-    READY: all that can be compiled is, and what that gives was not measured yet. SLOWER: three runs
-    in a row were. NORMAL: nothing of it is compiled.
+    READY: all that can be compiled is, and the gain was not measured yet. SLOWER: three runs in a
+    row were. NORMAL: nothing of it is compiled.
     """
 
     WAITING = "waiting"
@@ -39,13 +39,13 @@ def stage_of(
 
     Args:
         parts: how its parts stand.
-        speed: what its last steps took, None where that is not known.
-        gain: what they gained, None where that is not known.
+        speed: of its last steps; None if not known.
+        gain: of its last steps; None if not known.
         standing: see a model's report.
         is_building: whether something that it waits for is being built.
         is_slower: whether its last runs were slower than without us.
-        is_left: whether the next run will have something built for it, as after a cancel; or the
-            last prompt had no run of it.
+        is_left: whether the next run will build something for it, as after a cancel; or the last
+            prompt did not run it.
     """
     if standing == "building":
         return Stage.COMPILING if is_building else Stage.WAITING

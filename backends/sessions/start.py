@@ -1,5 +1,5 @@
-"""How a session starts: what its device, its model and its user's choice allow of plan, backend and
-captured calls.
+"""How a session starts: plan, backend and captured calls, as its device, its model and its user's
+choice allow.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Starter:
             settings: the settings in force.
             eager_times: the times of the host's own steps.
             is_building: whether a graph is being built now.
-            attached_by: tells of which nodes a session is.
+            attached_by: tells which nodes a session belongs to.
         """
         self._attached_by = attached_by
         self._shared = shared
@@ -57,13 +57,13 @@ class Starter:
     def start(
         self, attached: Attached, options: Options, choice: str, *, identifier: str
     ) -> Session:
-        """Make the session of one of the host's objects; nothing is described yet.
+        """Make the session of a host object; nothing is described yet.
 
         Args:
             choice: the backend's name, or "auto".
 
         Raises:
-            RequirementError: it has to run as without us; the text says why.
+            RequirementError: it must run as without us; the text says why.
         """
         if isinstance(attached, Left):
             raise RequirementError(attached.why)
@@ -83,7 +83,7 @@ class Starter:
                 study = self._study(attached, options)
                 if study is None and (attached.root is None or not may_be_swapped(attached.root)):
                     raise RequirementError(plan)
-                plan = Plan(outside=[("the model", plan)])  # it is cut anew when a run begins
+                plan = Plan(outside=[("the model", plan)])  # it is cut again when a run begins
             device = attached.placement().device
             resolution = resolve_backend(choice, device.type)
             notes = resolution.refused
@@ -123,7 +123,7 @@ class Starter:
         )
 
     def _study(self, attached: Attached, options: Options) -> Study | None:
-        """What learns how a model calls its blocks that no family describes, where that may be."""
+        """What learns how a model that no family describes calls its blocks, if allowed."""
         root, lessons, settings = attached.root, self._shared.lessons, self._settings
         if root is None or lessons is None or attached.sort != "model":
             return None
@@ -133,12 +133,12 @@ class Starter:
         return Study(root, attached.holder, lessons, lambda: settings.learns_models, may_ask=asks)
 
     def _disturbing(self, attached: Attached) -> Callable[[], bool]:
-        """Return what tells whether builds make the steps of an object slower now."""
+        """Return a function that tells whether builds slow the steps of an object now."""
         device, is_building = attached.placement().device.type, self._is_building
         return lambda: is_building() and slows_steps(device)
 
     def _lacks(self, attached: Attached) -> list[Reason]:
-        """What a session would have with another version of the host."""
+        """What a session lacks with this version of the host."""
         wanted = [Feature.WORKFLOWS]
         if is_gpu(attached.placement().device):
             wanted += [Feature.CAPTURED_CALLS, Feature.WEIGHTS_TOGETHER, Feature.WEIGHTS_AHEAD]
@@ -146,7 +146,7 @@ class Starter:
         return [reason for reason in reasons if reason is not None]
 
     def _may_capture(self, attached: Attached) -> bool:
-        """Whether anything of one of the host's objects may be captured."""
+        """Whether anything of a host object may be captured."""
         if attached.sort == "vae" or attached.root is None:
             return False
         if Feature.CAPTURED_CALLS in self._shared.off:
@@ -157,7 +157,7 @@ class Starter:
         return kind_of(device).has_cuda_graphs
 
     def _replays(self, attached: Attached) -> Replays | None:
-        """What captures the whole calls of one of the host's objects, where that can be."""
+        """What captures the whole calls of a host object, if possible."""
         root = attached.root
         if root is None or not self._may_capture(attached) or not may_be_captured(root):
             return None
@@ -175,5 +175,5 @@ class Starter:
 
 
 def _nothing(_: object) -> Plan:
-    """Cut a root module nowhere."""
+    """A plan without places."""
     return Plan()

@@ -1,7 +1,7 @@
-"""What a prompt's log says at INFO: what was attached, when its graphs came, how it ran.
+"""The log of a prompt at INFO: what was attached, when its graphs were ready, how it ran.
 
-A line is said when it says something new of its session, else at DEBUG: a VAE runs once a frame,
-and an upscaler samples once a tile.
+A line that is new for its session is logged at INFO, else at DEBUG: a VAE runs once a frame, and an
+upscaler samples once a tile.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _REASON_CHARACTERS = 120
 
 
 class Story:
-    """Tells of the sessions of one server process."""
+    """Logs the sessions of one server process."""
 
     def __init__(self) -> None:
-        """Nothing is told yet."""
+        """Nothing is logged yet."""
         #: What was last said of a session's runs.
         self._told: weakref.WeakKeyDictionary[Session, str] = weakref.WeakKeyDictionary()
         #: Steps that were replayed, and those that were not, by reason, until then.
@@ -70,7 +70,7 @@ class Story:
         return "; ".join(parts)
 
     def _captured(self, session: Session) -> list[str]:
-        """Whether steps were replayed since this was last asked, or why not."""
+        """Whether steps were replayed since the last call, or why not."""
         replays = [each.replays for each in session.scopes if each.replays is not None]
         now = sum((Counter(dict(one.reasons)) for one in replays), Counter())
         now[NOTHING] = sum(one.replayed for one in replays)

@@ -1,5 +1,5 @@
-"""Sessions of models that no family describes: what is known is found for them, and their graphs
-are asked for as soon as a worker has learned.
+"""Sessions of models that no family describes: finds what is known of them, and requests their
+graphs as soon as a worker has learned.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Folders = Callable[[Session], Sequence[Path]]
 
 
 class Taught:
-    """What the process's sessions come to know."""
+    """Brings what is learned to the process's sessions."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Taught:
 
         Args:
             sessions: all of the process.
-            prompts: that run.
+            prompts: the running ones.
             builder: whose workers learn.
             links: keeps graph folders filled.
             folders: a session's graph folders.
@@ -48,7 +48,7 @@ class Taught:
         self._links, self._folders, self._request = links, folders, request
 
     def look(self, session: Session, scope: Scope, on_progress: Progress | None = None) -> None:
-        """Look for what is known of a session's model; a user who waits for graphs waits for that,
+        """Look for what is known of a session's model; a user who waits for graphs waits for this,
         too.
 
         Args:
@@ -61,8 +61,8 @@ class Taught:
             self._prompts.wait(session.name, [lesson], self._builder, on_progress)
 
     def learned(self) -> None:
-        """A worker has learned: graphs are asked for once no run goes on, not when the next one
-        begins; from any thread.
+        """A worker has learned: graphs are requested once no run goes on, not only when the next
+        one begins; from any thread.
         """
         self._prompts.when_idle(self._ask)
 

@@ -1,4 +1,4 @@
-"""Warm Up's empty steps: what a first image of a size would otherwise wait for."""
+"""Warm Up's empty steps: work that the first image of a size would otherwise wait for."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run_empty_steps(
 
 
 def _run(session: Session, model: Any, batch: int, width: int, height: int) -> bool:
-    """Run the steps of one size; False where it is not known what the model takes."""
+    """Run the steps of one size; False if the model's inputs are not known."""
     root = models.diffusion_model(model)
     rows = 2 * batch if guided_together(root) else batch
     latent = models.latent_shape(model, rows, width, height)

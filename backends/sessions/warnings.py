@@ -1,4 +1,4 @@
-"""What of this machine or its files keeps models from being compiled, for a user to mend."""
+"""What on this machine prevents compiling, for a user to fix."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _OTHER = ("mend_other", "mend_other_why")
 
 
 class Warning(NamedTuple):
-    """One thing that a user can mend.
+    """One problem that a user can fix.
 
     Attributes:
-        id: says what it is of; a page shows each once.
+        id: of the problem; a page shows each once.
         lines: in a few words; then why, and what to do.
-        command: to be typed at the server's console, "" where there is none.
+        command: to be typed at the server's console, "" for none.
     """
 
     id: str
@@ -63,9 +63,9 @@ class Warning(NamedTuple):
 
 
 def of_machine() -> tuple[Warning, ...]:
-    """Look at what compiling needs here; once for each sort of device, for it costs milliseconds.
+    """Check what compiling needs here, once for each sort of device, as it takes milliseconds.
 
-    A card may show up later: processes are kept in memory snapshots while it is hidden.
+    A card may appear later: processes are kept in memory snapshots while it is hidden.
     """
     return _of(compiled_for())
 
@@ -77,7 +77,7 @@ def _of(device: str) -> tuple[Warning, ...]:
 
 
 def of_settings(settings: Settings, off: Mapping[Feature, Reason]) -> Iterator[Warning]:
-    """Yield what a user has switched on and this host does not let us do; `off`: see `missing`."""
+    """Yield what a user has switched on but this host does not allow; `off`: see `missing`."""
     why = why_off(off, Feature.EVERYWHERE)
     if settings.compiles_all and why is not None:
         lines = (line("mend_everywhere"), line("mend_everywhere_why", reason=why))
@@ -87,11 +87,11 @@ def of_settings(settings: Settings, off: Mapping[Feature, Reason]) -> Iterator[W
 def of_graphs(
     graphs: Graphs, verdict: BuildError | None, trust_command: Callable[[Path], str]
 ) -> Iterator[Warning]:
-    """Yield what was met while graphs were looked for, built and kept.
+    """Yield problems of finding, building and keeping graphs.
 
     Args:
         verdict: why nothing can be built any more, if so.
-        trust_command: gives what is typed to trust the files of a folder.
+        trust_command: returns the command that trusts the files of a folder.
     """
     if verdict is not None:
         why = line("mend_builds_why", reason=verdict.told)

@@ -23,11 +23,11 @@ _MINUTES_FROM = 90
 
 
 def node_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
-    """Return what a node shows of its model: how far it is until it is quick, then how quick it is,
-    what is not compiled, and as many notes as fit.
+    """Return what a node shows of its model: the progress of compiling, then the speed, what is not
+    compiled, and as many notes as fit.
     """
     head, stands = _headline(report), _stands(report, told=bool(notes))
-    if report["stage"] == Stage.COMPILING:  # what a step takes until then is news if it is less
+    if report["stage"] == Stage.COMPILING:  # until then a step's time is worth saying if it is less
         lines = [*stands, *(each for each in head if each.key in ("speed_faster", "unused"))]
     else:
         lines = [*head, *stands]
@@ -85,7 +85,7 @@ def report_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
 
 
 def deepcache_lines(report: dict[str, Any]) -> list[Line]:
-    """Return what a DeepCache node shows: what the last run did, and what each branch costs."""
+    """Return what a DeepCache node shows: what the last run did, and the cost of each branch."""
     costs, chosen, wanted = report["costs"], report["branch"], report["wanted_branch"]
     last = len(costs) - 1
     if wanted > chosen:
@@ -152,12 +152,12 @@ def notes_of(
     left: Mapping[tuple[str, Reason], int],
     eager: Mapping[Reason, int],
 ) -> list[Line]:
-    """Return what else there is to say of a model.
+    """Return the further lines on a model.
 
     Args:
-        said: what was noted of its session.
+        said: the notes of its session.
         guests: layers that others added, by their path, and whose they are.
-        left: how many layers within compiled blocks are the host's, by what they are and why.
+        left: how many layers within compiled blocks the host runs, by sort and reason.
         eager: how many steps ran as without us, by reason.
     """
     lines = [line("note", note=text) for text in said]
@@ -171,15 +171,15 @@ def notes_of(
 
 
 def duration(ms: float) -> str:
-    """Put what a step takes into words that are the same in all languages."""
+    """Put the time of a step into words that are the same in all languages."""
     if ms >= 1000:
         return f"{ms / 1000:.2f} s"
     return f"{ms:.0f} ms" if ms >= 10 else f"{ms:.1f} ms"
 
 
 def building_line(model: str, progress: BuildProgress | dict[str, Any]) -> Line:
-    """Say how far builds are that a model waits for: the same count on nodes, in the tab and while
-    a prompt waits.
+    """Say the progress of the builds that a model waits for: the same count on nodes, in the tab
+    and while a prompt waits.
     """
     told = progress if isinstance(progress, dict) else progress._asdict()
     values = {"model": model, "done": told["done"], "total": told["total"]}
@@ -194,7 +194,7 @@ def building_line(model: str, progress: BuildProgress | dict[str, Any]) -> Line:
 
 
 def _headline(report: dict[str, Any]) -> list[Line]:
-    """What comes first on a node: that it is in a wrong place or ready, or what a step takes."""
+    """A node's first line: that it is in the wrong place or ready, or the time of a step."""
     if report["unused"]:
         return _unused(report)
     if report["stage"] == Stage.READY and (report["ready"] or _was_plain(report)):
@@ -205,7 +205,7 @@ def _headline(report: dict[str, Any]) -> list[Line]:
 
 
 def _unused(report: dict[str, Any]) -> list[Line]:
-    """Say that the prompt came and went without a run of it."""
+    """Say that the prompt ended without a run of it."""
     return [line("unused")] if report["unused"] else []
 
 
@@ -215,7 +215,7 @@ def _was_plain(report: dict[str, Any]) -> bool:
 
 
 def _speed(report: dict[str, Any]) -> list[Line]:
-    """What a step takes; nothing while it is not known."""
+    """The time of a step; nothing while it is not known."""
     speed = report["speed"]
     if speed is None:
         return []
@@ -237,7 +237,7 @@ def _speed(report: dict[str, Any]) -> list[Line]:
 
 
 def _why_slower(report: dict[str, Any]) -> list[Line]:
-    """What may make a model slower, beside what is not compiled."""
+    """Why a model may be slower, beside what is not compiled."""
     reasons = report["captured"]["not_replayed"]
     if report["stage"] != Stage.SLOWER or not reasons:
         return []
@@ -265,7 +265,7 @@ def _model(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _building(report: dict[str, Any]) -> Line:
-    """How far what a model waits for is: it is being built, or there and to be loaded."""
+    """The progress of what a model waits for: being built, or found and being loaded."""
     building = report["building"]
     if building["done"] < building["total"]:
         return building_line(report["model"], building)
@@ -273,7 +273,7 @@ def _building(report: dict[str, Any]) -> Line:
 
 
 def _not_compiled(report: dict[str, Any]) -> list[Line]:
-    """What is not compiled and will not be by itself, in a line."""
+    """What is not compiled and will not be, in a line."""
     entries = [each for each in report["eager"] if not Reason.plain(each["reason"]).passes]
     total = report["regions"]["total"]
     if not entries or not total:
@@ -290,7 +290,7 @@ def _captured(captured: dict[str, Any]) -> list[Line]:
 
 
 def _pieces(pieces: dict[str, Any]) -> list[Line]:
-    """What is said of places that are replayed by themselves."""
+    """Lines on places that are replayed one by one."""
     if not pieces["replayed"]:
         return []
     memory = _mebibytes(pieces["vram_bytes"])
@@ -323,14 +323,14 @@ def _role(role: str, steps: dict[str, int]) -> Line:
 
 
 def _short(note: Line) -> Line:
-    """Return a note that fits on a node; only one that is text through and through can be long."""
+    """Return a note that fits on a node; only one that is plain text can be long."""
     if note.key != "note":
         return note
     return line("note", note=_shortened(note.values["note"]))
 
 
 def _shortened(text: str) -> Reason:
-    """Return a reason with the beginning of its English words; other languages need less room."""
+    """Return a reason with its English words shortened; other languages need less room."""
     reason = Reason.plain(text)
     return Reason(shorten(reason, MAX_REASON, placeholder=" ..."), reason.key, reason.values)
 

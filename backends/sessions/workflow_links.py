@@ -1,6 +1,7 @@
-"""Keeps graph folders filled: the graphs of each run, linked beside its workflow as they come.
+"""Keeps graph folders filled: links the graphs of each run beside its workflow as they become
+ready.
 
-What is to be filed is kept here, for as long as graphs are on their way: the model that asked for
+What is to be filed is kept here as long as graphs are pending, because the model that asked for
 them may be gone by then.
 """
 
@@ -30,14 +31,14 @@ MAX_RECORDS = 256
 
 @dataclass(frozen=True)
 class WorkflowRef:
-    """The saved workflow of a prompt, as a page named it: nothing in it is checked yet."""
+    """The saved workflow of a prompt, as a page named it; not checked yet."""
 
     path: str
     user: str | None
     id: str | None
 
     def became(self, other: WorkflowRef) -> bool:
-        """Whether another name is of this very workflow, renamed or copied: its own id says so."""
+        """Whether another name is this workflow, renamed or copied, by its id."""
         same = self.id is not None and (self.id, self.user) == (other.id, other.user)
         return same and self.path != other.path
 
@@ -56,7 +57,7 @@ class _Place(NamedTuple):
 
 @dataclass
 class _Record:
-    """What is still to be filed in one place, and the sessions that are to know of problems.
+    """What is still to be filed in one place, and the sessions to be told of problems.
 
     Graphs hold no model: descriptions are plain data, and weights are given at each call.
     """
@@ -95,18 +96,18 @@ class WorkflowLinks:
     def folder(self, session: Session, workflow: WorkflowRef | None) -> Path | None:
         """Return the graph folder of a session: the named one, or the one beside the workflow.
 
-        A name or path that is not safe gives None and a line in the report.
+        For an unsafe name or path returns None and puts a line into the report.
         """
         return self._folder(_Place.of(session.options, workflow), session.note)
 
     def why_none(self, options: Options, workflow: WorkflowRef | None) -> Reason | None:
-        """Say why there is no folder for what a node was set to, or None."""
+        """Say why there is no folder for a node's setting, or None."""
         said: list[Reason] = []
         self._folder(_Place.of(options, workflow), said.append)
         return said[0] if said else None
 
     def expect(self, session: Session, workflow: WorkflowRef | None) -> None:
-        """A run ended: its graphs belong beside a workflow, those that are ready and those to come.
+        """A run ended: its graphs belong beside a workflow, those that are ready and pending ones.
 
         `file` links them.
         """
@@ -124,8 +125,8 @@ class WorkflowLinks:
             return self._last.get(session)
 
     def moved(self, workflow: WorkflowRef) -> None:
-        """A workflow that was queued may have another file name than when its graphs were asked
-        for: bring them along, and what is still to come.
+        """A queued workflow may have been renamed since its graphs were requested: move them along,
+        with pending ones.
 
         The host may serve a prompt from its cache without any of our nodes running.
         """
@@ -142,7 +143,7 @@ class WorkflowLinks:
                     self._records[new].lessons |= record.lessons
 
     def file(self) -> None:
-        """Link what is ready by now into the folders that wait for it (in the loader's thread)."""
+        """Link what is ready into the folders that wait for it (in the loader's thread)."""
         with self._lock:
             waiting = [
                 (place, record, [g for g in record.graphs.values() if not g.is_pending])
@@ -205,8 +206,8 @@ class WorkflowLinks:
         sessions: Sequence[Session],
         lessons: Sequence[Lesson],
     ) -> int:
-        """Link graphs into a place's folder, beside what their models are cut by; returns how many
-        were not there before.
+        """Link graphs into a place's folder, with the records that their models are cut by; returns
+        how many are new there.
         """
 
         def note(text: Reason) -> None:

@@ -1,9 +1,9 @@
 """Step Cache on one MODEL: what happens around a sampler run and around each evaluation of its
 conditionings.
 
-What is forecast is each conditioning's denoised latent, before guidance: samplers and nodes that
-take one of them apart get what they would. A call like one of the last two computed steps in
-everything that shapes it is forecast; any other is computed. Only counts outlive the run.
+Each conditioning's denoised latent is forecast, before guidance, so that samplers and nodes that
+use single ones get them. A call that equals one of the last two computed steps in everything that
+shapes it is forecast; any other is computed. Only counts outlive the run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StepCache(Cache[Run]):
 
         Args:
             options: what the user chose.
-            events: is told of the end of each run.
+            events: gets the end of each run.
             identifier: its name in reports.
             has_deepcache: whether a MODEL runs under DeepCache, too.
         """
@@ -65,7 +65,7 @@ class StepCache(Cache[Run]):
         return None
 
     def _why_not(self, guider: Any, options: Mapping[str, Any]) -> Reason | None:
-        """Why a whole run is the host's, if it is."""
+        """Why the host makes a whole run, if so."""
         if (theirs := other_cache(sampled(guider), options)) is not None:
             return theirs
         if self._has_deepcache(sampled(guider)):
@@ -115,7 +115,7 @@ class StepCache(Cache[Run]):
         x: torch.Tensor,
         options: Mapping[str, Any],
     ) -> Place | None:
-        """Tell a call from others; None: it and all others of this run are the host's."""
+        """Return a call's place; None: the host makes it and all others of this run."""
         inner = options.get(TRANSFORMER, {})
         if is_block_by_block(inner):
             self._step_aside(of("stepcache_blocks"))
@@ -125,7 +125,7 @@ class StepCache(Cache[Run]):
         return run.kept.place(shape, patches_of(inner, None))
 
     def _time(self, run: Run, sort: str, place: Place, device: torch.device) -> Callable[[], None]:
-        """Count a call and begin to time it; what comes back ends that."""
+        """Count a call and begin to time it; the returned function ends that."""
         chunks = [(each, role) for role, each in enumerate(_ids(place)) if each is not None]
         return run.tally.begin(sort, chunks, device)
 
@@ -136,7 +136,7 @@ class StepCache(Cache[Run]):
         x: torch.Tensor,
         sigma: torch.Tensor,
     ) -> list[torch.Tensor] | None:
-        """What a call gives that is forecast; None: it is to be computed."""
+        """A call's result by forecast; None: it must be computed."""
         is_full, kept = run.is_full, run.kept.find(place)
         if is_full or kept is None or kept.before is None:
             return None
@@ -156,7 +156,7 @@ class StepCache(Cache[Run]):
         sigma: torch.Tensor,
         found: list[torch.Tensor],
     ) -> None:
-        """Keep what a call gave beside what the one in the step before did."""
+        """Keep a call's result beside that of the step before."""
         run.computed.add(run.step)
         self.evaluations[FULL] += 1
         are_there = [each is not None for each in _ids(place)]

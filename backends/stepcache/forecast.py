@@ -1,5 +1,5 @@
-"""What a conditioning's denoised latent is at a step that is not computed: a velocity along a line
-through those of the last two computed steps.
+"""Forecasts a conditioning's denoised latent: its velocity follows a line through those of the last
+two computed steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LEAST = 0.5
 
 
 class Forecast(str, Enum):
-    """How far a velocity goes on along the line; the value is a user's word."""
+    """How far a velocity follows the line; the value is the node's choice."""
 
     AUTO = "auto"
     HALF = "half"
@@ -26,17 +26,17 @@ class Forecast(str, Enum):
 
     @property
     def share(self) -> float | None:
-        """How much of the line's change counts; None: what would have been best for the last
-        computed step, half of it at least.
+        """The share of the line's change; None: what would have been best for the last computed
+        step, at least half.
         """
         return {"auto": None, "half": 0.5, "line": 1.0, "reuse": 0.0}[self.value]
 
 
 class Computed(NamedTuple):
-    """What one evaluation of all conditionings gave.
+    """The result of one evaluation of all conditionings.
 
     Attributes:
-        step: in which it was.
+        step: of the evaluation.
         noise: how much of its latent was noise, [1], float32, on the latent's device.
         velocities: (latent - denoised) / sigma of each role, in float32; None where the role has
             no conditioning.
@@ -53,11 +53,11 @@ class Computed(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the last computed steps left of one call.
+    """What is kept of one call in the last computed steps.
 
     Attributes:
         last, before: of the last one, and of the one before.
-        shares: of each role, how much of the line's change would have been best for the last one,
+        shares: by role, the share of the line's change that would have been best for the last one,
             [B, 1...], on the device; None until three steps are computed.
     """
 
@@ -71,9 +71,7 @@ class Kept(NamedTuple):
         return self.last.bytes + (0 if self.before is None else self.before.bytes)
 
     def then(self, now: Computed) -> Kept:
-        """Return what is left once one more is computed; a step's last evaluation takes the place
-        of its first.
-        """
+        """Return what is kept after one more; a step's last evaluation replaces its first."""
         if self.last.step == now.step:
             return self._replace(last=now)
         return Kept(now, self.last, best_shares(self, now))
@@ -98,7 +96,7 @@ def computed(
     *,
     is_flow: bool,
 ) -> Computed:
-    """Take down what an evaluation gave; the latents are copied, for the host may write into them.
+    """Keep an evaluation's result; latents are copied, because the host may write into them.
 
     Args:
         latent: as the sampler has it, [B, ...].
@@ -122,14 +120,14 @@ def forecast(
     *,
     is_flow: bool,
 ) -> list[torch.Tensor]:
-    """Return what an evaluation would give, of each role, like the latent; nothing of the device is
-    read.
+    """Return the forecast result of an evaluation, by role, like the latent; reads nothing from the
+    device.
 
     Args:
         kept: of two computed steps.
         latent, sigma: as of `computed`.
-        share: how much of the line's change counts; None: as much as would have been best for the
-            last computed step, the half where that is not known.
+        share: of the line's change; None: the best one for the last computed step, a half if
+            unknown.
     """
     last, before = kept.last, kept.before
     if before is None:
@@ -142,7 +140,7 @@ def forecast(
     found = []
     for older, newer, each in zip(before.velocities, last.velocities, shares, strict=True):
         if older is None or newer is None:
-            found.append(torch.zeros_like(latent))  # as the host gives it
+            found.append(torch.zeros_like(latent))  # in the host's form
             continue
         velocity = newer + far * each * (newer - older)
         found.append((latent.float() - first * velocity).to(latent.dtype))
@@ -150,16 +148,16 @@ def forecast(
 
 
 def best_shares(kept: Kept, now: Computed) -> list[torch.Tensor | None] | None:
-    """Return how much of a line's change would have forecast best what was then computed, of each
-    role and image; nothing of the device is read.
+    """Return the share of a line's change that would have forecast the next computed step best, by
+    role and image; reads nothing from the device.
 
     Args:
         kept: of the two computed steps before.
-        now: what a step after them gave.
+        now: the result of the step after them.
 
     Returns:
-        By least squares over an image, from a half to 1, [B, 1...]; None where there are not two.
-        Less than a half fits a step of a sampler that adds noise, and makes its image worse.
+        By least squares over an image, from a half to 1, [B, 1...]; None without two. Less than a
+            half would fit a step of a sampler that adds noise, but makes its image worse.
     """
     if kept.before is None:
         return None
@@ -179,7 +177,7 @@ def best_shares(kept: Kept, now: Computed) -> list[torch.Tensor | None] | None:
 
 
 def _ahead(before: Computed, last: Computed, noise: torch.Tensor) -> torch.Tensor:
-    """How far that is along the line, in ways from the one to the other; back: not at all."""
+    """The distance along the line, in units of that between the two; backwards counts as 0."""
     way = last.noise - before.noise
     far = (noise - last.noise) / torch.where(way == 0, 1.0, way)
     return torch.where(way == 0, 0.0, far.clamp(0.0, FARTHEST))

@@ -50,7 +50,7 @@ class Run(caching.Run[Kept]):
         steps: how many there are.
         full: those that are computed.
         is_flow: what sigma means (`host_api.sampling`).
-        computed, forecast: the steps of which that became true.
+        computed, forecast: the steps that were so.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Run(caching.Run[Kept]):
         """Set up; no step is made yet.
 
         Args:
-            anew: steps before which what was kept became another evaluation's.
+            anew: steps before which kept results become invalid, because the evaluation changes.
         """
         super().__init__(Tally((FULL, FORECAST)))
         self.steps, self.full, self.is_flow = steps, full, is_flow
@@ -91,15 +91,15 @@ class Run(caching.Run[Kept]):
         return cls(steps, full, anew, is_flow=is_flow)
 
     def called_back(self, number: int) -> None:
-        """As of any run; once the sampler went back, no full step is behind it."""
+        """As of any run; after the sampler went back, no full step lies behind it."""
         if number < self.step - 1:
             self._last = 0
         super().called_back(number)
 
     @property
     def is_full(self) -> bool:
-        """Whether the step that is being made is computed. As it begins, what is another
-        evaluation's is freed, and what the last computed step did not ask for.
+        """Whether the current step is computed. At its beginning invalid results are freed, and
+        those that the last computed step did not use.
         """
         is_full = self.step in self.full or self.step >= self.steps
         if self._begun != self.step:

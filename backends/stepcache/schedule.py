@@ -27,19 +27,19 @@ def count(steps: int, speed: float, first: int) -> int:
     """Return how many of a run's steps are computed.
 
     Args:
-        speed: steps made for each one that is computed.
+        speed: steps per computed step.
         first: how many at the beginning are.
     """
     return min(steps, max(round(steps / speed), first + LAST))
 
 
 def forced(sigmas: Sequence[float], boundaries: Iterable[float]) -> frozenset[int]:
-    """Return the steps before which something of a conditioning began or ended: what was kept is of
-    another evaluation.
+    """Return the steps before which part of a conditioning began or ended, so that kept results are
+    invalid.
 
     Args:
         sigmas: of the run's steps.
-        boundaries: sigmas at which something begins or ends, at either side of which a step is.
+        boundaries: sigmas at which something begins or ends.
     """
     ends = set(boundaries)
     sides = [tuple((s > end, s < end) for end in ends) for s in sigmas]
@@ -49,17 +49,17 @@ def forced(sigmas: Sequence[float], boundaries: Iterable[float]) -> frozenset[in
 def spread(
     noise: Sequence[float], certain: Collection[int], number: int, schedule: Schedule
 ) -> frozenset[int]:
-    """Return the certain steps, and more between them until there are so many.
+    """Return the certain steps, with more between them up to a number.
 
-    `even` is half way between evenly by number and evenly by how much of the latent is noise, which
-    early steps change little and late ones much; where forecasts begin behind two neighbours it
-    computes the second step after them, for a line through neighbours is not to be taken far. The
-    rest goes to the gaps that are left, each next one to where steps lie farthest apart.
+    `even` is half way between even by number and even by the latent's noise, which early steps
+    change little and late ones much. Where forecasts begin after two neighbouring steps, it
+    computes the second step after them, because a line through neighbours must not be extended far.
+    Each further step goes into the widest remaining gap.
 
     Args:
         noise: how much of each step's latent is noise, from 1 to 0.
-        certain: steps that are computed in any case, the first and the last ones among them.
-        number: how many steps are to be computed, where that many are more.
+        certain: steps that are always computed, including the first and the last.
+        number: how many steps to compute, if more than the certain ones.
     """
     last = len(noise) - 1
     fall = noise[0] - noise[last]
@@ -80,8 +80,8 @@ def spread(
 def within_reach(
     noise: Sequence[float], full: Collection[int], anew: Iterable[int]
 ) -> frozenset[int]:
-    """Return the computed steps, and those that would else be forecast from too far, where lines
-    begin within a run: there its last gap may be a single step.
+    """Return the computed steps, and those that would otherwise be forecast from too far, where
+    lines begin again within a run: there the last gap may be a single step.
 
     Args:
         noise: as of `spread`.

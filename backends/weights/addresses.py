@@ -1,14 +1,15 @@
-"""Where a model's weights lie, as a captured CUDA graph needs to know it.
+"""The addresses of a model's weights, for captured CUDA graphs.
 
 A CUDA graph reads weights at the addresses that they had when it was captured. Two regimes:
 
-- loaded the old way, every parameter has an address that ends with a load, an unload or a LoRA;
-- under dynamic VRAM a module's range keeps its address for the model's life, but what lies there is
-  right only while the pages are the very ones that the host filled. The few small parameters that
-  the host loads outside that range get new addresses at each load; a captured graph keeps the old
-  tensors, and the new values are copied into them.
+- without dynamic VRAM, every parameter has an address until a load, an unload or a LoRA;
+- under dynamic VRAM a module's range keeps its address for the model's life, but its contents are
+  right only while the pages are those that the host filled. The few small parameters that the host
+  loads outside that range get new addresses at each load; a captured graph keeps the old tensors,
+  and the new values are copied into them.
 
-Nothing here keeps weights of the old way alive beyond a run: the host may load the model anew.
+Nothing here keeps weights outside of dynamic VRAM alive beyond a run: the host may load the model
+again.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Addresses(NamedTuple):
         pointers: their addresses.
         places: address and size of each module in dynamic VRAM that the host filled.
         pages: the signature of their pages; None without dynamic VRAM.
-        takes_memory_by_stream: whether a library takes memory for each stream for products of them.
+        takes_memory_by_stream: whether a library allocates memory for each stream for their
+            products.
     """
 
     loose: list[torch.Tensor]
@@ -73,11 +75,11 @@ class AddressBook:
 
     @property
     def epoch(self) -> int:
-        """Changes once weights were moved or replaced."""
+        """Changes when weights are moved or replaced."""
         return self._weights.epoch
 
     def look(self) -> Addresses | None:
-        """Return where the weights are, or None while they are not where a graph could read them.
+        """Return the weights' addresses, or None while a graph could not read them.
 
         To be called at the start of a step, after `ModelWeights.begin_step`.
         """
@@ -96,7 +98,7 @@ class AddressBook:
             self._move()
 
     def forget(self) -> None:
-        """Let go of all weights, when a run has ended."""
+        """Release all weights, after a run."""
         self._slots, self._found = [], []
         self._move()
 
@@ -119,12 +121,12 @@ class AddressBook:
             self._dynamic.release()
 
     def marks(self) -> list[Any]:
-        """What tells whether the host brought a module's weights over meanwhile."""
+        """Marks that tell whether the host has loaded a module's weights meanwhile."""
         return [self._dynamic.mark(m) for m in self._modules]
 
     def undo(self, marks: Sequence[Any]) -> None:
-        """Have the host bring over anew what it brought over, or began to, since these marks: what
-        was captured may not have been done.
+        """Have the host load again what it loaded, or began to, since these marks: within a capture
+        it may not have been done.
         """
         self._dynamic.undo(self._modules, marks)
         self._move()
@@ -133,7 +135,7 @@ class AddressBook:
         self._addresses, self.problem = None, MOVED
 
     def _still(self) -> bool:
-        """Whether what was found last holds within an epoch."""
+        """Whether the last addresses still hold within an epoch."""
         if self._addresses is None:
             return self.problem is not None and not self.problem.fleeting
         live = [table.get(name) for table, name in self._slots]
@@ -185,7 +187,7 @@ class AddressBook:
         return Addresses(loose, pointers, places, pages, by_stream)
 
     def _pages(self, fixed: list[Any]) -> bytes | None:
-        """The signature of the range in which every module's weights are the ones the host put
+        """The signature of the range, if all modules' weights there are those that the host put
         there.
         """
         signature = self._dynamic.hold()

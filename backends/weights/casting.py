@@ -1,4 +1,4 @@
-"""Weights as they lie on the device, or as the host's function for one module makes them anew."""
+"""Weights as they are on the device, or as the host's function for one module makes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Resident(WeightSource):
 
 
 class Cast(WeightSource):
-    """On the device in another dtype or with functions on top (fp8, weight wrappers): made anew a
+    """On the device in another dtype or with functions on top (fp8, weight wrappers): made at each
     call.
     """
 
@@ -49,7 +49,7 @@ class Cast(WeightSource):
 
 
 class OneByOne(Cast):
-    """Elsewhere, by the same function, where a host lacks what `Streamed` needs."""
+    """Elsewhere, by the same function, if the host lacks what `Streamed` needs."""
 
     name = "streamed"
 
@@ -65,12 +65,12 @@ class OneByOne(Cast):
 
 
 def fetch_loose(parameter: Any, device: torch.device, dtype: torch.dtype) -> tuple[str, Any]:
-    """A parameter that is no layer's, and what such weights are called: the host's blocks bring
-    such a one over by themselves, as what it is added to or multiplied with. It is never kept: a
-    LoRA of one conditioning is written into it between two calls.
+    """A parameter outside of layers, and the name of such weights: the host's blocks convert it to
+    the device and dtype of what they add it to or multiply it with. It is never kept: a LoRA of one
+    conditioning is written into it between two calls.
 
     Args:
-        dtype: what the graph takes; another one only where nothing computes in the parameter's.
+        dtype: that the graph takes; another one only if nothing computes in the parameter's.
     """
     if not isinstance(parameter, torch.Tensor):
         return Resident.name, parameter
@@ -79,7 +79,7 @@ def fetch_loose(parameter: Any, device: torch.device, dtype: torch.dtype) -> tup
     if here and to == parameter.dtype:
         if parameter.data_ptr() % ALIGNMENT == 0:
             return Resident.name, parameter
-        return Cast.name, parameter.detach().clone()  # a small one, as it lies in its file
+        return Cast.name, parameter.detach().clone()  # a small one, as in its file
     if here:
         return Cast.name, parameter.to(to)
     return OneByOne.name, parameter.to(device).to(to)

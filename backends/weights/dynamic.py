@@ -13,7 +13,7 @@ from .streamed import Streamed
 
 
 class Dynamic(WeightSource):
-    """Those of one model: its whole range is held by one call, or modules are brought there by the
+    """The weights of one model: one call holds its whole range, or modules are loaded there by the
     host's own functions, several at once.
     """
 
@@ -29,7 +29,7 @@ class Dynamic(WeightSource):
             model: the host's BaseModel.
             device: where it computes.
             dtype: in which dtype it computes.
-            may_hold: whether its range may be held, which hangs on much of the host's inside.
+            may_hold: whether its range may be held, which depends on many host internals.
         """
         self._model, self._device, self._dtype = model, device, dtype
         self._fits = self._may_hold = may_hold
@@ -45,7 +45,7 @@ class Dynamic(WeightSource):
         return weight is not None and not same_device(weight.device, self._device)
 
     def fetch(self, modules: Sequence[Any]) -> Brought:
-        """See the protocol; what does not stay in its place after the call came as if streamed."""
+        """See the protocol; what does not stay in place after the call counts as streamed."""
         device, dtype = self._device, self._dtype
         fresh = [m for m in modules if not dynamic_vram.is_begun(m)]
         found: Pairs = {}
@@ -77,10 +77,10 @@ class Dynamic(WeightSource):
         return Brought(found, self.name if stays else Streamed.name, stays, release)
 
     def hold(self) -> bytes | None:
-        """Bring the model's whole range in and keep its pages there.
+        """Load the model's whole range and hold its pages.
 
-        The pages may not stay for longer than a call: the host makes room for a step's activations
-        by taking pages that nobody holds.
+        Pages must not be held for longer than a call: the host makes room for a step's activations
+        by taking unheld pages.
 
         Returns:
             The signature of the pages, None when they do not all fit or there is no such range.
@@ -95,16 +95,16 @@ class Dynamic(WeightSource):
             return None
         signature = dynamic_vram.hold(pages, size)
         if signature is None:
-            self._fits = False  # until the next run; weights come one region at a time
+            self._fits = False  # until the next run; weights are loaded one region at a time
             return None
         self._pages, self._held, self._holders, self._signature = pages, size, 1, signature
         return signature
 
     def release(self) -> None:
-        """Undo one `hold` that gave a signature; the last one lets the pages go.
+        """Undo one `hold` that returned a signature; the last one releases the pages.
 
-        Pages are held once, however many hold them: the host counts, and a page whose count does
-        not come back to zero is never freed.
+        Pages are held once, for any number of holders: the host counts, and a page whose count does
+        not return to zero is never freed.
         """
         self._holders = max(0, self._holders - 1)
         if self._holders == 0 and self._held:
@@ -128,7 +128,7 @@ class Dynamic(WeightSource):
     mark = staticmethod(dynamic_vram.mark)
 
     def empty(self, modules: Iterable[Any]) -> frozenset[int]:
-        """Return the ids of modules into whose places nothing was brought."""
+        """Return the ids of modules that are not loaded."""
         return frozenset(id(m) for m in modules if self.has(m) and self.mark(m) is None)
 
     def places(self, modules: Iterable[Any]) -> frozenset[tuple[int, int]]:
@@ -136,10 +136,10 @@ class Dynamic(WeightSource):
         return frozenset(map(dynamic_vram.place, modules))
 
     def are_filled(self, modules: Sequence[Any]) -> bool:
-        """Tell whether each module's weights lie in its place; to be asked while it is held."""
+        """Tell whether each module's weights are in place; to be called while the range is held."""
         return dynamic_vram.are_filled(modules)
 
     def undo(self, modules: Iterable[Any], marks: Sequence[Any]) -> None:
-        """Have the host bring over anew what it brought over, or began to, since these marks."""
+        """Have the host load again what it loaded, or began to, since these marks."""
         for module, mark in zip(modules, marks, strict=True):
             dynamic_vram.undo_copy(module, mark)

@@ -1,11 +1,11 @@
 """Live weights: the tensors that the host's own forward would use in this very call.
 
-How a module's weights come is a `WeightSource`, of which a model has an ordered list: resident,
-cast, streamed, packed, dynamic. Each module is fetched by the last one that takes it, all of a
-region at once, and a mixture is called by the last one that gave any.
+A `WeightSource` fetches weights in one way; a model has an ordered list of them: resident, cast,
+streamed, packed, dynamic. Each module is fetched by the last one that takes it, all of a region at
+once, and a mixture has the name of the last source that gave any.
 
-What may be kept (resident and dynamic weights) is, until an *epoch* ends: a load, a change of
-patches or residency, an evicted page.
+Resident and dynamic weights are kept until an *epoch* ends: by a load, a change of patches or
+residency, or an evicted page.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _OF_A_LAYER = ("weight", "bias")
 
 
 class Fetched(NamedTuple):
-    """Weights for one call in the graph's order; `release` must be called once what reads them is
-    queued: the call, or copies of them. Called again, it does nothing.
+    """Weights for one call in the graph's order. `release` must be called once what reads them is
+    queued: the call, or copies of them; further calls do nothing.
 
     Attributes:
         given: (weight, bias) of layers that the graph leaves to the host, by their paths: of those
@@ -77,10 +77,9 @@ class ModelWeights:
             model: the host's BaseModel.
             device: its load device.
             dtype: its compute dtype.
-            together: whether the weights of a region may come in one call where they do not lie
-                ready, be kept in dynamic VRAM, and be multiplied by without their layers, which
-                hangs on much of the host's inside.
-            room: `Lanes`' room for weights that lie elsewhere.
+            together: whether a region's weights may be loaded in one call, kept in dynamic VRAM,
+                and multiplied without their layers, which depends on many host internals.
+            room: `Lanes`' room for weights that are elsewhere.
         """
         self.together = together
         self.dynamic = Dynamic(model, device, dtype, may_hold=together)
@@ -107,7 +106,7 @@ class ModelWeights:
             source.begin_run()
 
     def end_run(self) -> None:
-        """Keep no weights: the host may load the model anew, and needs the room."""
+        """Keep no weights: the host may load the model again, and needs the room."""
         self._new_epoch()
 
     def begin_step(self) -> None:
@@ -125,19 +124,19 @@ class ModelWeights:
                 return
 
     def note_no_room(self) -> None:
-        """Until the epoch ends, let layers that graphs leave to the host fetch their own weights:
-        there was no room for those of a region at once.
+        """Until the epoch ends, layers that graphs leave to the host fetch their own weights,
+        because there was no room for a region's at once.
         """
         self._short_epoch = self.epoch
 
     def make_room(self, size: int) -> None:
-        """Have the sources give up so many bytes of the device's memory."""
+        """Have the sources free so many bytes of the device's memory."""
         for source in self.sources:
             source.make_room(size)
 
     @property
     def gives_to_layers(self) -> bool:
-        """Whether such layers are given their weights, where they are no more than a product."""
+        """Whether such layers get their weights, if they are only a product."""
         return self.together and self._short_epoch != self.epoch
 
     def watch(self, slots: Sequence[_Slot]) -> None:
@@ -146,7 +145,7 @@ class ModelWeights:
             self._watched.append((owner._parameters, name, owner._parameters.get(name)))
 
     def by_source(self, modules: Sequence[Any]) -> dict[WeightSource, list[Any]]:
-        """Return which source brings which of these modules now, in the order of the sources."""
+        """Return which source fetches which of these modules now, in the order of the sources."""
         found: dict[WeightSource, list[Any]] = {source: [] for source in self.sources}
         for module in modules:
             found[next(s for s in reversed(self.sources) if s.takes(module))].append(module)
@@ -174,7 +173,7 @@ class RegionWeights:
         Args:
             module: the region's module.
             specs: the graph's weights in call order.
-            source: where the model's are.
+            source: of the model's weights.
             left: the paths of the layers that the graph leaves to the host, with whether it rounds
                 their inputs.
         """
@@ -194,7 +193,7 @@ class RegionWeights:
         self._signature: bytes | None = None
 
     def let_go(self) -> None:
-        """Keep no weights: the host may load the model anew, and needs the room."""
+        """Keep no weights: the host may load the model again, and needs the room."""
         self._fetched = None
 
     @property
@@ -240,7 +239,7 @@ class RegionWeights:
 
     def _gather(self, left: dict[str, Any], releases: list[Callable[[], None]]) -> Fetched:
         """Fetch all weights of the graph, and of these layers that it leaves to the host; what must
-        be let go of is put into `releases`, whatever happens.
+        be released is put into `releases` in any case.
         """
         source = self._source
         owners = [m for m in (*self._owners, *left.values()) if is_operator(m)]
@@ -277,8 +276,8 @@ class RegionWeights:
         return Fetched(tensors, given, last.name, partial(_all, releases) if releases else None)
 
     def _multiplied_as_given(self) -> dict[str, Any]:
-        """The layers that the graph leaves to the host and that may be multiplied by what is
-        fetched for them, at this moment, by their paths.
+        """The layers that the graph leaves to the host and whose fetched weights may be multiplied
+        directly at this moment, by path.
         """
         if not self._source.gives_to_layers:
             return {}
@@ -290,7 +289,7 @@ class RegionWeights:
         }
 
     def _keep(self, fetched: Fetched, by: WeightSource, releases: list[Callable[[], None]]) -> None:
-        """Keep weights for the next calls, if they can be held; they are in this one, too."""
+        """Keep weights for the next calls, if they can be held, as they are in this one."""
         signature = by.hold()
         if signature is None:
             return

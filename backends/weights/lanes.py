@@ -1,7 +1,7 @@
-"""The streams on which weights come that lie elsewhere: a region's while the one before computes.
+"""The streams on which a region's weights are copied while the region before computes.
 
 The host has such streams for single layers. A turn on one of those waits for what was queued before
-the last turn, so the second layer of a region would come only once the region before is done.
+the last turn, so a region's second layer would come only after the region before.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ..device.gpu import current_stream, new_stream, on_stream
 
 
 class Lanes:
-    """Two streams by turns, one turn a region: what comes takes memory beside what computes."""
+    """Two alternating streams, one turn a region; the copies need memory beside the computation."""
 
     def __init__(self, device: torch.device, room: Callable[[], int] | None) -> None:
         """Set up; there are no streams yet.
 
         Args:
-            device: where weights come to.
-            room: tells how many bytes of it they may take at this moment; None where they come in
-                order with the work that is queued.
+            device: to which weights are copied.
+            room: returns how many bytes they may take at this moment; None: they are copied in
+                order with the queued work.
         """
         self._device, self._room = device, room
         self._left: int | None = None
@@ -33,17 +33,16 @@ class Lanes:
         self._streams: list[Any] = []
 
     def begin_step(self) -> None:
-        """Look at the room anew."""
+        """Read the available room again."""
         self._left = None
 
     @contextlib.contextmanager
     def turn(self, size: int) -> Iterator[Callable[[], None] | None]:
-        """Let copies of so many bytes that are begun within come beside the work that is queued;
-        the work that follows waits for them.
+        """Run copies of so many bytes beside the queued work; the work that follows waits for them.
 
         Yields:
-            What to call once the work that uses them is queued, if anything. The copies may be let
-            go of only then: another turn may take their memory at once.
+            What to call once the work that uses them is queued, if anything. Only then may the
+                copies be freed: another turn may use their memory at once.
         """
         if self._room is None:
             yield None
@@ -55,8 +54,8 @@ class Lanes:
         queue.wait_stream(lane)
 
     def _pick(self, size: int, room: Callable[[], int]) -> Any:
-        """The stream of a turn: the one of the turn before, whose memory is then free, where there
-        is no room for both.
+        """The stream of a turn: that of the turn before, whose memory is then free, if there is no
+        room for both.
         """
         if not self._streams:
             self._streams = [new_stream(self._device) for _ in range(2)]

@@ -14,7 +14,7 @@ from .streamed import Streamed
 
 
 class InBlocks(WeightSource):
-    """The blocks of several layers, all that lie elsewhere in one turn of the streams."""
+    """The blocks of several layers, copied in one turn of the streams where needed."""
 
     name = "packed"
 
@@ -23,8 +23,8 @@ class InBlocks(WeightSource):
 
         Args:
             device: where they come.
-            dtype: in which they are multiplied by.
-            streamed: brings what lies elsewhere.
+            dtype: of the product.
+            streamed: copies what is elsewhere.
         """
         self._device, self._dtype = device, dtype
         self._streamed = streamed

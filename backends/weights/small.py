@@ -1,7 +1,7 @@
-"""Small tensors that lie elsewhere: brought to the device once an epoch, and kept there.
+"""Small tensors that are elsewhere: copied to the device once an epoch, and kept there.
 
-Such a copy waits until all is done that its stream was asked for, and the processor with it. The
-host makes one at each call for the scales of a quantised weight.
+Such a copy, and the processor with it, waits for all earlier work of its stream. The host makes one
+at each call for the scales of a quantised weight.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ class SmallTensors:
         """Set up; none is kept yet.
 
         Args:
-            device: where they are brought.
+            device: to which they are copied.
         """
         self._device = device
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def bring(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return a tensor's copy on the device, the same one until `forget`; None for one that is
-        too large to be kept. To be called on the stream of the work that uses it.
+        """Return a tensor's copy on the device, the same until `forget`; None if it is too large to
+        be kept. To be called on the stream of the work that uses it.
         """
         if tensor.nbytes > MOST:
             return None
         known = self._kept.get(id(tensor))
-        if known is None:  # what is known lives, so no other tensor has its id
+        if known is None:  # it is kept alive, so no other tensor has its id
             known = self._kept[id(tensor)] = tensor, tensor.to(self._device)
         return known[1]
 

@@ -1,4 +1,4 @@
-"""What a way is in which a model's weights come: one class each, all asked alike."""
+"""The protocol of weight sources: a class for each way in which a model's weights reach a call."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ class NoRoomError(ValueError):
 
 
 class Brought(NamedTuple):
-    """What a source gave of some modules for one call.
+    """The weights of some modules that a source fetched for one call.
 
     Attributes:
-        name: what such weights are called, of the source or of one that they came like.
-        may_be_kept: whether they stay until the epoch ends, while the source's signature does.
+        name: of such weights: the source's, or another one's whose way they came.
+        may_be_kept: whether they stay until the epoch ends, as long as the source's signature
+            holds.
         release: to be called once the work that uses them is queued.
     """
 
@@ -33,44 +34,41 @@ class Brought(NamedTuple):
 
 
 class WeightSource(Protocol):
-    """One way in which weights of a loaded model come to where they are used.
+    """One way in which weights of a loaded model reach the device that uses them.
 
     Attributes:
-        name: what weights of it are called; comparisons are kept on disk by it.
-        holds: whether what it gives and may be kept has to be held, and `hold` tells whether it is
-            still there; else that are the modules' parameters themselves, until one is replaced.
+        name: of its weights; comparisons are kept on disk by it.
+        holds: whether kept weights must be held, so that `hold` tells whether they are still there;
+            else they are the modules' parameters themselves, until one is replaced.
     """
 
     name: str
     holds: bool = False
 
     def takes(self, module: Any) -> bool:
-        """Tell whether a module's weights come this way now, if no source further away takes it."""
+        """Tell whether a module's weights come this way now, unless a further source takes it."""
 
     def fetch(self, modules: Sequence[Any]) -> Brought:
         """Return the weights of modules that it takes.
 
         Raises:
-            NoRoomError: there is not even room to bring all of them over at once.
+            NoRoomError: there is no room to copy all of them at once.
         """
 
     def hold(self) -> bytes | None:
-        """Keep what was given and may be kept in place; `release` must follow once the work that
-        uses it is queued.
+        """Keep kept weights in place; `release` must follow once the work that uses them is queued.
 
         Returns:
-            A signature, equal for the same weights; None where they cannot be kept now.
+            A signature, equal for the same weights; None if they cannot be kept now.
         """
         return b""
 
     def release(self) -> None:
-        """Undo one `hold` that gave a signature."""
+        """Undo one `hold` that returned a signature."""
         return
 
     def make_room(self, size: int) -> None:
-        """Give up so many bytes of the device's memory, where weights may come anew at each call
-        just as well.
-        """
+        """Free so many bytes of the device, if weights may as well be loaded at each call."""
         return
 
     def begin_run(self) -> None:
@@ -92,15 +90,15 @@ def pair_of(module: Any) -> tuple[Any, Any]:
 
 
 def is_final(module: Any, pair: tuple[Any, Any], dtype: torch.dtype) -> bool:
-    """Tell whether a module computes with these weights of it as they are."""
+    """Tell whether a module computes with these weights as they are."""
     return not has_functions(module) and all(w is None or w.dtype == dtype for w in pair)
 
 
 def same_device(a: torch.device, b: torch.device) -> bool:
-    """Tell whether two devices are one, index 0 being meant where none is given."""
+    """Tell whether two devices are the same; without an index 0 is meant."""
     return a.type == b.type and (a.index or 0) == (b.index or 0)
 
 
 def lies_elsewhere(module: Any, device: torch.device) -> bool:
-    """Tell whether a weight of a module has to be brought to a device."""
+    """Tell whether a module's weight must be copied to a device."""
     return any(w is not None and not same_device(w.device, device) for w in pair_of(module))

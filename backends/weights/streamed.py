@@ -1,4 +1,4 @@
-"""Weights that lie elsewhere, brought over for one call (partly loaded model, VRAM full)."""
+"""Weights that are elsewhere, copied for one call (partly loaded model, VRAM full)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Streamed(WeightSource):
-    """Those of several modules at once, in one turn of the streams for them; small parts of
-    quantised ones are kept for the epoch.
+    """The weights of several modules, in one turn of the streams; small parts of quantised ones are
+    kept for the epoch.
 
-    They are cast and patched in order with the work that is queued, as the host does it: what a
-    patch reads may be the result of that.
+    They are cast and patched in order with the queued work, as the host does it: a patch may read
+    that work's result.
     """
 
     name = "streamed"
@@ -32,7 +32,7 @@ class Streamed(WeightSource):
         """Set up; nothing is brought yet.
 
         Args:
-            device: where they come.
+            device: to which they are copied.
             dtype: in which dtype they come.
             room: `Lanes`' room for them.
         """
@@ -46,7 +46,7 @@ class Streamed(WeightSource):
     def bring(
         self, pairs: Sequence[tuple[Any, Any]]
     ) -> tuple[list[tuple[Any, Any]], Callable[[], None] | None]:
-        """Begin to bring weights with biases over, all in one turn of the streams.
+        """Begin to copy weights with biases, all in one turn of the streams.
 
         Returns:
             Them, and what to call once the work that uses them is queued, if anything.
@@ -81,21 +81,21 @@ class Streamed(WeightSource):
 
 
 class _Apart(NamedTuple):
-    """What a quantised weight consists of, by name, its numbers first; and the rest of it."""
+    """The tensors of a quantised weight, by name, its numbers first; and the rest of it."""
 
     parts: dict[str, torch.Tensor]
     context: Any
 
 
 def parts_of(tensor: Any) -> list[torch.Tensor] | None:
-    """The plain tensors that a parameter consists of, None where that is not known."""
+    """The plain tensors that a parameter consists of, None if unknown."""
     apart = parts_and_rest(tensor)
     return None if apart is None else apart[0]
 
 
 def parts_and_rest(tensor: Any) -> tuple[list[torch.Tensor], Any] | None:
-    """The plain tensors that a parameter consists of, and what it is beside them: equal for those
-    that differ in nothing else. None where that is not known.
+    """The plain tensors that a parameter consists of, and the rest of it, equal for parameters that
+    differ only in these tensors. None if unknown.
     """
     if type(tensor) in _PLAIN:
         return [tensor], None
@@ -121,7 +121,7 @@ def _put_together(whole: Any, parts: dict[str, torch.Tensor], apart: _Apart) -> 
 
 
 def _taken_apart(tensor: Any) -> _Apart | None:
-    """What a tensor of a class of its own says that it consists of; None of any other."""
+    """What a tensor subclass says that it consists of; None for any other tensor."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return None
     names, context = tensor.__tensor_flatten__()
@@ -134,11 +134,11 @@ class _Coming:
     """A weight and a bias on their way to a device."""
 
     def __init__(self, weight: Any, bias: Any, small: SmallTensors) -> None:
-        """Sort out what is to be brought.
+        """Sort out what is to be copied.
 
         Args:
             weight, bias: of a module.
-            small: keeps the small parts of quantised weights; their numbers are none.
+            small: keeps the small parts of quantised weights; never their numbers.
         """
         self._weight, self._bias = weight, bias
         self._apart = _taken_apart(self._weight)
@@ -159,7 +159,7 @@ class _Coming:
         self.size = sum(each.nbytes for each in coming)
 
     def brought(self, device: torch.device) -> tuple[Any, Any]:
-        """Bring them over; the copies are complete once the stream's work is."""
+        """Copy them; the copies are complete once the stream's work is."""
         found = {name: casting.bring(part, device) for name, part in self._away.items()}
         if self._apart is None:
             weight = found.get("weight")
@@ -170,4 +170,4 @@ class _Coming:
 
 def _let_go(release: Callable[[], None], pairs: list[tuple[Any, Any]]) -> None:
     release()
-    pairs.clear()  # of which others may have been computed: not before
+    pairs.clear()  # not before, since others may be computed from it

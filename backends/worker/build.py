@@ -28,7 +28,7 @@ from .notebook import Notebook
 
 
 def prepare(hello: dict[str, Any]) -> None:
-    """Import the host under the parent's own arguments: attention choice and dtypes hang on them.
+    """Import the host under the parent's own arguments, on which attention and dtypes depend.
 
     Args:
         hello: "argv" (the parent's sys.argv), "host" (folder of the ComfyUI tree), "spool" (the
@@ -48,8 +48,8 @@ def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any
 
     Args:
         task: "description" (`Description.to_dict`), "backend" (name), "key" (the graph's key),
-            "card" (the number of the GPU that it is for; 0 without one), and "dump" where a
-            developer wants to read what is made on the way: the folder for it.
+            "card" (the number of its GPU; 0 without one), and "dump" (a folder for intermediate
+            results, if a developer wants them).
         measure: held while kernels are measured on the GPU.
 
     Returns:
@@ -68,7 +68,7 @@ def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any
 
 def _run(task: dict[str, Any], measure: Measure) -> tuple[bytes, dict[str, Any]]:
     description = Description.from_dict(task["description"])
-    if description.packs:  # as in the server: the host was there before the packs came
+    if description.packs:  # as in the server: the host was imported before the packs
         named_code(description.module)
     backend = backend_named(task["backend"])
     _check_requirements(backend, description.device)
@@ -93,12 +93,12 @@ def _run(task: dict[str, Any], measure: Measure) -> tuple[bytes, dict[str, Any]]
             raise BrokenWorkerError(words, remedy=broken.remedy) from error
         finally:
             if is_gpu(description.device):
-                with contextlib.suppress(RuntimeError):  # a broken card has said so already
+                with contextlib.suppress(RuntimeError):  # a broken card has raised already
                     empty_cache()
 
 
 def _check_requirements(backend: Compiler, device: str) -> None:
-    """What the server found may be missing here."""
+    """What the server has may be missing here."""
     unmet = next((each for each in backend.requirements(device) if not each.met), None)
     if unmet is not None:
         raise BuildError(unmet.reason, remedy=unmet.remedy, final=unmet.is_final)
@@ -137,7 +137,7 @@ def _build(
 
 
 def _export(description: Description, form: Any, guests: Guests) -> Program:
-    """Export a kind, and see that what other packs have in it is all a graph can do."""
+    """Export a kind, and check that other packs' code in it can be part of a graph."""
     if not guests.any:
         return export(description, form)
     try:
@@ -150,7 +150,7 @@ def _export(description: Description, form: Any, guests: Guests) -> Program:
 
 
 def _check_key(task: dict[str, Any], description: Description, form: Any, guests: Guests) -> None:
-    """The key must come out the same here, or this process sees another host or torch."""
+    """The key must be the same here, or this process sees another host or torch."""
     here = region_sources(form, description.module)
     if here != description.sources:
         changed = [

@@ -1,4 +1,4 @@
-"""A built graph beside the host's eager code, at the ends of all that its sizes may be."""
+"""Compares a built graph with the host's eager code, at the ends of its ranges of sizes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ..reasons import of
 
 
 class _Limits(NamedTuple):
-    """What one check may touch; extremes beyond it are tried as far as it allows.
+    """The limits of one check; extremes beyond them are tried up to the limit.
 
     Attributes:
         elements: of a tensor.
-        tokens: that are attended over: the cost of attention is their square.
+        tokens: in attention, whose cost is their square.
     """
 
     elements: int
@@ -37,15 +37,15 @@ _ON_PROCESSOR = _Limits(1 << 22, 1 << 11)
 def checked(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str, Any]]:
     """Run graph and eager side by side at the ends of every declared range.
 
-    A size at which the host's own result is wrong is passed over: PyTorch's bfloat16 convolutions
-    of stride 2 are, at one or two columns, on processors with AMX (pytorch#169688).
+    A size at which the host's own result is wrong is skipped: PyTorch's bfloat16 convolutions of
+    stride 2 are, at one or two columns, on processors with AMX (pytorch#169688).
 
     Returns:
-        "sizes" and "error" of each size that told something, for the manifest.
+        "sizes" and "error" of each conclusive size, for the manifest.
 
     Raises:
-        BuildError: a result differs, is laid out otherwise or is not the graph's own; or no size
-            told anything.
+        BuildError: a result differs, has another layout or is not the graph's own; or no size was
+            conclusive.
     """
     checks = []
     rounds = any(host_layer.rounded_paths(program.description.module))
@@ -78,7 +78,7 @@ def checked(program: Program, call: Callable[[list[Any]], Any]) -> list[dict[str
 def _exact(
     program: Program, weights: list[torch.Tensor], inputs: list[Any]
 ) -> Sequence[torch.Tensor]:
-    """The same maths in float64; nothing where the host's code does not take it."""
+    """The same maths in float64; nothing if the host's code does not accept it."""
 
     def exact(value: Any) -> Any:
         return value.double() if torch.is_tensor(value) else value
@@ -104,8 +104,8 @@ def _are_as_exact(
 ) -> bool:
     """Tell whether a graph is as near to the same maths in float64 as eager is.
 
-    At their smallest sizes some regions are badly conditioned: a norm over two nearly equal values
-    turns the last bit of either into a visible part of the result, in eager as in a graph.
+    At their smallest sizes some regions are ill-conditioned: a norm over two nearly equal values
+    magnifies the last bit of either, in eager as in a graph.
     """
     if len(results) != len(truths):
         return False

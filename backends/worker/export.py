@@ -41,9 +41,9 @@ _WHOLE = 8
 
 
 class _Region(torch.nn.Module):
-    """What is traced: the form's reference over a module, its results laid out as the kind's.
+    """What is traced: the form's reference over a module, its results in the kind's layout.
 
-    Made before the tracing, it knows by what convolutions run outside.
+    Made before the tracing, because then convolutions are as at run time.
     """
 
     def __init__(self, module: torch.nn.Module, form: Any, layout: str) -> None:
@@ -121,7 +121,7 @@ class _Example(NamedTuple):
     def __call__(
         self, sizes: Mapping[str, int] | None = None
     ) -> tuple[list[torch.Tensor], list[Any]]:
-        """Make them on the run device, at the example sizes unless told."""
+        """Make them on the run device, by default at the example sizes."""
         description = self.description
         device = torch.device(description.device)
         generator = torch.Generator(device).manual_seed(0)
@@ -146,7 +146,7 @@ def example_input(
     generator: torch.Generator | None = None,
 ) -> Any:
     """Make one input at the given sizes: an integer, or a tensor, random with a generator. Whole
-    numbers are zeros, an index that is there always; but in int8 they are no index, and so small
+    numbers are zeros, which is always a valid index; in int8 they are not an index, and so small
     that float16 holds sums of their products.
     """
     if spec.dtype == "int":
@@ -179,7 +179,7 @@ def _export(description: Description, region: torch.nn.Module, examples: tuple[A
 
 
 def _traced_range(symbol: Symbol) -> tuple[int, int]:
-    """The declared range from 2 on: torch asks whether a side is 1 to see if a layout is
+    """The declared range from 2 on: torch checks whether a dimension is 1 to see if a layout is
     contiguous, and would refuse most regions. The build's check runs the graph at 1.
     """
     return max(2, symbol.minimum), symbol.maximum

@@ -1,7 +1,7 @@
-"""Layers of one input as one operator: a pass over what was exported, before a compiler takes it.
+"""Joins layers of one input into one operator: a pass over the exported program.
 
-Queries, keys and values are products of the same rows. Whoever multiplies them has to rotate and
-quantise these for int8 weights, and may do so once.
+Queries, keys and values are products of the same rows, which must be rotated and quantised for int8
+weights, but only once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Node = Any  # torch.fx.Node, whose arguments may be of any type
 
 
 def join_layers(graph_module: torch.fx.GraphModule) -> None:
-    """Let layers of the host's that take one input be one operator, at the first one's place.
+    """Join host layers that take one input into one operator, at the first one's place.
 
-    Whether a layer is another pack's code is known when a graph runs. So there is nothing between
-    such layers that may be called then, nor anything that writes: the order of calls stays.
+    Whether a layer is another pack's code is known only when a graph runs. So layers are joined
+    only if nothing between them may be others' code or writes: the order of calls stays.
 
     Args:
         graph_module: exported; changed.
@@ -33,7 +33,7 @@ def join_layers(graph_module: torch.fx.GraphModule) -> None:
 
 
 def _sets(graph: torch.fx.Graph) -> Iterator[list[Node]]:
-    """The layers of one input and one activation, with nothing of the like between."""
+    """The layers of one input and one activation that may be joined."""
     found: list[Node] = []
     for node in graph.nodes:
         is_layer = node.target is host_layer.OPERATOR
@@ -54,7 +54,7 @@ def _taken(layer: Node) -> tuple[Any, str]:
 
 
 def _may_be_noticed(node: Node) -> bool:
-    """Whether what a node calls may be others' code, or changes what others read."""
+    """Whether a node may call others' code, or changes what others read."""
     return node.op == "call_function" and (
         turns.is_taken_by(node.target) or tracing.may_write(node.target)
     )

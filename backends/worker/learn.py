@@ -1,5 +1,5 @@
-"""One lesson: what was watched of a model's step goes in, a record of how it calls its blocks comes
-out. Runs in a worker process, as a build does.
+"""One lesson: a watched step goes in, a record of how the model calls its blocks comes out. Runs in
+a worker process, like a build.
 """
 
 from __future__ import annotations

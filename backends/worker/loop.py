@@ -53,7 +53,7 @@ def serve(prepare: Callable[[dict[str, Any]], None], run: Run) -> NoReturn:
     """
     _end_with_server()
     _step_back()
-    gc.disable()  # a quarter of what imports take, a tenth of a build; swept up in between
+    gc.disable()  # saves a quarter of the imports' time, a tenth of a build's; collected in between
     channel = _Channel()
     hello = channel.receive()
     channel.cache = Path(hello["cache"])
@@ -61,7 +61,7 @@ def serve(prepare: Callable[[dict[str, Any]], None], run: Run) -> NoReturn:
     try:
         prepare(hello)
         from ..storing.graph_file import compress_payload
-    except BaseException as error:  # the outermost frame: everything becomes words
+    except BaseException as error:  # the outermost frame: every error becomes text
         channel.send(
             {"unfit": _words(error).to_plain(), "final": _is_final(error), "trace": _trace(error)}
         )
@@ -104,7 +104,7 @@ def _do(
                 "seconds": round(time.monotonic() - started - gate.waited, 3),
             }
         )
-    except BaseException as error:  # a job must not take its worker along, whatever it raises
+    except BaseException as error:  # no exception of a job may end its worker
         return encode_message(
             {
                 "job": number,
@@ -119,7 +119,7 @@ def _do(
 
 
 class _Channel:
-    """Messages from and to the builder, on copies of stdin and stdout that nobody else can reach.
+    """Messages from and to the builder, on private copies of stdin and stdout.
 
     Compilers print to stdout and start programs that inherit both streams: fd 1 becomes stderr,
     fd 0 the null device.
@@ -165,7 +165,7 @@ class _Channel:
         return self._inbox.get()
 
     def wait_for_the_end(self) -> NoReturn:
-        """Take no more messages; the listener ends the process when the builder lets it go."""
+        """Take no more messages; the listener ends the process when the builder releases it."""
         while True:
             self._inbox.get()
 
@@ -196,7 +196,7 @@ class _Channel:
 
 
 class _Gate:
-    """Asks the builder before kernels are measured on the GPU; nested use is one question."""
+    """Asks the builder before kernels are measured on the GPU; nested uses ask once."""
 
     def __init__(self, channel: _Channel) -> None:
         self._channel = channel
@@ -254,8 +254,8 @@ def _trace(error: BaseException) -> str:
 
 
 def _end_with_server() -> None:
-    """Have Linux kill this process when its server ends: a library's call that holds the
-    interpreter keeps all threads from looking. What else runs for it is the keeper's to end.
+    """Have Linux kill this process when its server ends, because a library call that holds the
+    interpreter stops all threads. The keeper ends the processes that it started.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -263,7 +263,7 @@ def _end_with_server() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     server = owner_of(Path(os.environ.get(VARIABLE, "")).name)
     if server is not None and os.getppid() != server.pid:
-        os._exit(0)  # it ended before it was asked for
+        os._exit(0)  # it ended before the request
 
 
 def _step_back() -> None:

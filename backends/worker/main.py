@@ -1,8 +1,8 @@
 """A worker process: started by the builder as a plain script, builds graphs, and learns how models
 call their blocks, until the builder ends it.
 
-Runs outside the host's process, so it makes this pack's `backends` importable under a name of its
-own, and never puts the pack on `sys.path`, where its modules would shadow others.
+Runs outside the host's process, so it makes this pack's `backends` importable under its own name,
+and never puts the pack on `sys.path`, where its modules would shadow others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def adopt_package() -> None:
 
 
 def main() -> None:
-    """Serve jobs; torch and the host are imported when the hello has come, never before."""
+    """Serve jobs; torch and the host are imported only after the hello message."""
     adopt_package()
     loop = importlib.import_module(f"{PACKAGE}.worker.loop")
 

@@ -1,4 +1,4 @@
-"""What a build leaves for a developer to read, where one asked for it."""
+"""Intermediate results of a build, for a developer who asked for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 class Notebook:
-    """A folder for what is made on the way to a graph; without one nothing is made or written."""
+    """A folder for intermediate results of a build; without one nothing is made or written."""
 
     def __init__(self, folder: str | None) -> None:
         """Set up; nothing is written yet.
@@ -21,15 +21,15 @@ class Notebook:
         self._folder = None if folder is None else Path(folder)
 
     def write(self, name: str, make: Callable[[], str]) -> None:
-        """Write a text down; where that cannot be done, the build goes on.
+        """Write a text; on failure the build goes on.
 
         Args:
-            make: gives the text; called only if it is wanted.
+            make: returns the text; called only if it is wanted.
         """
         if self._folder is None:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / name).write_text(make(), "utf-8")
-        except Exception as error:  # torch prints what it made, and may fail at that
+        except Exception as error:  # torch may fail at printing its own result
             logger.warning("%s could not be written into %s: %s", name, self._folder, error)
