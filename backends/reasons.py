@@ -25,6 +25,9 @@ class Traits(NamedTuple):
         retry: what it stopped may be tried again in the next run.
         fleeting: the same in the next step.
         outcome: it says what becomes of a model, and `why`.
+        capture_only: it speaks against a capture alone.
+        other_way: it shows another way in which a learned model's blocks are called.
+        of_model: another process would find the same of a model that is learned.
     """
 
     expected: bool = False
@@ -32,11 +35,19 @@ class Traits(NamedTuple):
     retry: bool = False
     fleeting: bool = False
     outcome: bool = False
+    capture_only: bool = False
+    other_way: bool = False
+    of_model: bool = False
 
 
 _NONE = Traits()
 _ON_ITS_WAY = Traits(expected=True, passes=True)
 _TRAITS = {
+    **{key: Traits(of_model=True) for key in ENGLISH if key.startswith("learned_")},
+    **dict.fromkeys(
+        ("learned_another", "learned_option", "learned_not_called"),
+        Traits(other_way=True, of_model=True),
+    ),
     **dict.fromkeys(("at_normal_speed", "unless_captured"), Traits(outcome=True)),
     **dict.fromkeys(("being_compiled", "being_loaded", "compiled_elsewhere"), _ON_ITS_WAY),
     **dict.fromkeys(("learned_first", "learned_soon"), _ON_ITS_WAY),
@@ -44,6 +55,7 @@ _TRAITS = {
     **dict.fromkeys(("no_gain", "no_room", "replays_otherwise"), Traits(retry=True)),
     **dict.fromkeys(("no_memory", "no_memory_capturing"), Traits(retry=True)),
     "moved": Traits(fleeting=True),
+    "on_cpu": Traits(capture_only=True),
 }
 
 
@@ -53,7 +65,7 @@ class Reason(str):
     Attributes:
         key: of it in `ENGLISH`; empty where it is words alone (`plain`).
         values: what stands in it by name, other reasons among them.
-        expected, passes, retry, fleeting, outcome: see `Traits`.
+        expected and the rest: see `Traits`.
     """
 
     key: str
@@ -63,12 +75,16 @@ class Reason(str):
     retry: bool
     fleeting: bool
     outcome: bool
+    capture_only: bool
+    other_way: bool
+    of_model: bool
 
     def __new__(cls, words: str, key: str = "", values: Mapping[str, str] | None = None) -> Reason:
         made = super().__new__(cls, words)
         made.key, made.values = key, values or {}
         traits = _TRAITS.get(key, _NONE)
-        made.expected, made.passes, made.retry, made.fleeting, made.outcome = traits
+        made.expected, made.passes, made.retry, made.fleeting = traits[:4]
+        made.outcome, made.capture_only, made.other_way, made.of_model = traits[4:]
         return made
 
     @classmethod

@@ -198,7 +198,7 @@ class Lessons:
             raise error
         elif before.record is not None:
             return before
-        elif error.reason.key.startswith("learned_"):  # the next process would not learn it again
+        elif error.reason.of_model:  # the next process would not learn it again
             record = _nothing(root, error.reason)
         else:
             logger.warning("Warmgraph: %s runs at normal speed: %s", root, error.reason)

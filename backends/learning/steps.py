@@ -175,7 +175,7 @@ class _Steps(Watcher):
             notes, result = self._noted(block, run)
             self.listener.notes.stream += notes.stream
         except LearnError as error:
-            if error.reason.key == "learned_reads_data":
+            if isinstance(error, _ReadsDataError):
                 raise
             seen.object_to(error.reason)
             return self._of_block(block, own)
@@ -216,7 +216,7 @@ class _Steps(Watcher):
             return run()
         except Exception as error:
             if asks_for_values(error):
-                raise LearnError(of("learned_reads_data", name=type(block).__name__)) from error
+                raise _ReadsDataError(type(block).__name__) from error
             raise
 
 
@@ -229,9 +229,16 @@ def _told(name: str, value: Any, reads: Reads) -> Any:
     return value
 
 
+class _ReadsDataError(LearnError):
+    """Code goes on by what is in tensors."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(of("learned_reads_data", name=name))
+
+
 def _failed(error: Exception) -> LearnError:
     if asks_for_values(error):
-        return LearnError(of("learned_reads_data", name=_where(error)))
+        return _ReadsDataError(_where(error))
     line = next(iter(str(error).splitlines()), "")[:160]
     return LearnError(of("learned_no_step", sort=type(error).__name__, error=line))
 

@@ -14,16 +14,12 @@ import torch
 from ..cuda_graphs.pieces import Pieces
 from ..cuda_graphs.replays import Replays
 from ..cuda_graphs.signatures import CallValues, arithmetic
-from ..reasons import of
 from ..weights.addresses import AddressBook
 from .faults import CAPTURES, Faults
 from .forwards import NOTHING_SERVES, Forwards, ForwardSet
 from .pace import COMPILED, EAGER, EXACT
 from .placing import Placing, unmarked
-from .variations import Account
-
-#: Of a step that called no part which has a graph.
-_NOT_CALLED = of("learned_not_called")
+from .variations import NOT_CALLED, Account
 
 
 class Made(NamedTuple):
@@ -101,7 +97,7 @@ class Making:
             if account.calls > before:
                 return Made(result, COMPILED)
             if self._forwards.made_with.regions and not account.declined:
-                account.declined[_NOT_CALLED.key] = _NOT_CALLED
+                account.declined[NOT_CALLED.key] = NOT_CALLED
             return Made(result, EAGER)
         return Made(result, EXACT if form == EXACT else COMPILED)
 

@@ -28,7 +28,7 @@ from ..plans.plan import FORWARD, Plan
 from ..reasons import Reason, of
 from .faults import LEARNING, Faults
 from .placing import Placing
-from .variations import Account
+from .variations import NOT_CALLED, Account
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +36,6 @@ logger = logging.getLogger(__name__)
 _FEW = 8
 #: Structures of calls that are known by a number of their own.
 _MOST_STRUCTURES = 256
-#: Says that a call cannot be captured, and nothing of other nodes.
-_HARMLESS = "on_cpu"
-#: What a call that was declined for shows another way in which blocks are called.
-_OTHER_WAYS = ("learned_another", "learned_option")
-#: Of blocks that the step that was watched did not call.
-_NOT_CALLED = "learned_not_called"
 
 
 def structure_of_call(
@@ -215,7 +209,7 @@ class Study:
         self._last, account.structure = structure, self._number(structure)
         if self._is_to_be_watched(structure, faults):
             watch = None
-            if others is not None and others.key == _HARMLESS:
+            if others is not None and others.capture_only:
                 is_plain = structure_of_call(args, kwargs, self._unread) == structure
                 others = None if is_plain else others
             if others is None:
@@ -241,15 +235,18 @@ class Study:
 
     def _look_back(self, declined: dict[str, Reason]) -> None:
         """Note whether the previous call showed another way, or other blocks."""
-        keys = (*_OTHER_WAYS, _NOT_CALLED) if self._has_uncalled() else _OTHER_WAYS
-        reason = next((declined[key] for key in keys if key in declined), None)
+        ways = [each for each in declined.values() if each.other_way]
+        if NOT_CALLED in ways and not self._has_uncalled():
+            ways.remove(NOT_CALLED)
         declined.clear()
-        if reason is not None:
+        if reason := next(iter(ways), None):
             self._odd[self._last] = reason
 
     def _has_uncalled(self) -> bool:
         record = None if self._planned is None else self._planned.record
-        return record is not None and any(why["key"] == _NOT_CALLED for _, why in record["outside"])
+        return record is not None and any(
+            why["key"] == NOT_CALLED.key for _, why in record["outside"]
+        )
 
     def _is_to_be_watched(self, structure: Hashable, faults: Faults) -> bool:
         lesson = self.lesson

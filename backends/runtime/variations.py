@@ -15,9 +15,12 @@ from ..contract import Description, InputSpec
 from ..device.gpu import is_gpu
 from ..operators import host_layer
 from ..plans.plan import Place
-from ..reasons import Reason
+from ..reasons import Reason, of
 from .lookahead import Lookahead
 from .verdicts import Verdicts
+
+#: Why blocks were left to the host that the step that was watched did not call.
+NOT_CALLED = of("learned_not_called")
 
 
 @dataclass(frozen=True, eq=False)
