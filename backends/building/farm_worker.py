@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 #: How long a build process waits for the next job: it takes seconds to start.
 _IDLE_S = 120.0
+_COMPILERS = [each.name for each in COMPILERS]
 
 
 def build(job: dict[str, Any], hello: dict[str, Any], limit_s: float) -> dict[str, Any]:
@@ -129,7 +130,8 @@ def serve(
     Raises:
         OSError: the scheduler is not reached.
     """
-    targets = _targets(host)
+    targets, cards = _targets(host), (False, True)
+    resources = [resource_of(facts_of(e, host, pretended=card)) for e in targets for card in cards]
     with temporary.made("farm") as folder:
         spool = folder / "spool"
         spool.mkdir()
@@ -144,8 +146,8 @@ def serve(
             dashboard=False,
             local_directory=str(folder),
             plugins=(plugin,),
-            resources=dict.fromkeys(targets, 1),
-            startup_information={TARGETS: lambda _worker: list(targets.values())},
+            resources=dict.fromkeys(resources, 1),
+            startup_information={TARGETS: lambda _worker: targets},
             **options,
         )
         try:
@@ -170,11 +172,7 @@ async def _serve(make: Callable[[], Worker], scheduler: str, say: Callable[[str]
     return told.is_set()
 
 
-def _targets(host: Path) -> dict[str, dict[str, Any]]:
-    """Return what graphs that are built here are made for, by the resource that such jobs need."""
-    found: dict[str, dict[str, Any]] = {}
-    for device, compiler in product(("cpu", *sorted(GPU_TYPES)), COMPILERS):
-        if (target := installed_target(device, compiler.name)) is not None:
-            every = [facts_of(target, host, pretended=each) for each in (False, True)]
-            found |= {resource_of(facts): facts for facts in every}
-    return found
+def _targets(host: Path) -> list[dict[str, Any]]:
+    """Return what graphs that are built here are made for."""
+    every = (installed_target(*each) for each in product(("cpu", *sorted(GPU_TYPES)), _COMPILERS))
+    return [facts_of(target, host, pretended=False) for target in every if target is not None]

@@ -16,7 +16,7 @@ import pytest
 from warmgraph_backends.building.answers import AnswerError
 from warmgraph_backends.building.builder import Builder, BuildResult, Job
 from warmgraph_backends.building.farm import Farm as FarmOf
-from warmgraph_backends.building.farm_messages import answer, read
+from warmgraph_backends.building.farm_messages import answer, facts_of, read, resource_of
 from warmgraph_backends.storing.graph_file import compress_payload, unpack_payload
 from warmgraph_tools.by_path import ADOPT
 from warmgraph_tools.farm import Farm
@@ -40,8 +40,8 @@ class Asker:
         self.builder = builder
         self._roll = roll
         hello = {"argv": ["main.py"], "pretended": None}
-        options = {"time_limit_s": lambda: 60.0, **options}
-        FarmOf(farm.address, builder, host=TESTS, hello=hello, **options)
+        options = {"time_limit_s": lambda: 60.0, "host": TESTS, **options}
+        FarmOf(farm.address, builder, hello=hello, **options)
 
     def submit(self, *jobs: Job) -> list[Any]:
         return [self.builder.submit(each) for each in jobs]
@@ -58,9 +58,9 @@ class Asker:
         return self._roll.exists()
 
 
-def graph_job(do: str, **task: Any) -> Job:
-    """A job whose graph is for a processor."""
-    return job(do, description={"device": "cpu"}, backend="inductor", **task)
+def graph_job(do: str, device: str = "cpu", **task: Any) -> Job:
+    """A job whose graph is for a processor, or another device."""
+    return job(do, description={"device": device}, backend="inductor", **task)
 
 
 @pytest.fixture
@@ -278,6 +278,28 @@ def test_a_worker_of_another_version_is_named_and_others_build(
         result_of(future)
     assert not later.builds_here
     assert (farm.begun("same"), farm.begun("other")) == (2, 0)
+
+
+def test_a_worker_of_another_comfyui_is_named_by_what_differs(
+    one: Farm, ask: Callable[..., Asker], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = one.begun("a")
+    (tmp_path / "comfyui_version.py").write_text('__version__ = "9.9"\n')
+    asker = ask(one, host=tmp_path)
+    for device in ("cpu", "cuda"):
+        (future,) = asker.submit(graph_job("sleep", device))
+        assert asker.built_here(result_of(future))
+    named = [m for m in caplog.messages if "builds nothing for this server" in m]
+    assert len(named) == 1  # the same for both
+    assert named[0].endswith("not like this one: ComfyUI: made for None, this machine has 9.9")
+    assert one.begun("a") == before
+
+
+def test_a_card_that_is_pretended_need_not_be_at_the_worker() -> None:
+    here, there = {"device": "cuda", "capability": "9.0"}, {"device": "cuda", "capability": None}
+    for pretended in (False, True):
+        alike = [resource_of(facts_of(e, TESTS, pretended=pretended)) for e in (here, there)]
+        assert (alike[0] == alike[1]) is pretended
 
 
 def test_a_farm_without_workers_is_not_waited_for(
