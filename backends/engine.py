@@ -21,7 +21,7 @@ from .attaching import vae as attach_vae
 from .attaching.attached import Attached, Left, Note
 from .attaching.caches import Caches
 from .attaching.objects import Objects
-from .building.chosen import make_builder
+from .building.farm import make_builder
 from .building.pacing import room_for_workers
 from .choices.choices import Choices
 from .contract import CallForm, WhenMissing

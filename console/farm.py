@@ -7,19 +7,14 @@ import ipaddress
 import logging
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from .output import say, stop
 
 _PACKAGE = "distributed"
-#: Of `building.chosen`; and dask's own, for a client's certificates.
+#: Of `building.farm`.
 _SCHEDULER = "WARMGRAPH_SCHEDULER"
-_CLIENT = {
-    "ca_file": "DASK_DISTRIBUTED__COMM__TLS__CA_FILE",
-    "certificate": "DASK_DISTRIBUTED__COMM__TLS__CLIENT__CERT",
-    "key": "DASK_DISTRIBUTED__COMM__TLS__CLIENT__KEY",
-}
 _PATIENCE_S = 10.0
 
 
@@ -30,12 +25,18 @@ class Certificates(NamedTuple):
     certificate: Path | None = None
     key: Path | None = None
 
+    def settings(self, role: str) -> dict[str, str]:
+        """Return dask's settings for a "client" or "worker" that has them."""
+        names = ("ca-file", f"{role}.cert", f"{role}.key")
+        named = zip(names, self, strict=True)
+        return {f"distributed.comm.tls.{name}": str(p.resolve()) for name, p in named if p}
+
 
 def scheduler_environment(scheduler: str, certificates: Certificates) -> dict[str, str]:
     """Return what a server's environment needs to have its builds done by a farm."""
-    named = certificates._asdict().items()
-    files = {_CLIENT[name]: str(path.resolve()) for name, path in named if path is not None}
-    return {_SCHEDULER: scheduler, **files}
+    settings = certificates.settings("client").items()
+    named = {name.upper().replace(".", "__").replace("-", "_"): path for name, path in settings}
+    return {_SCHEDULER: scheduler, **{f"DASK_{name}": path for name, path in named.items()}}
 
 
 def look_at(scheduler: str, certificates: Certificates) -> str | None:
@@ -44,20 +45,15 @@ def look_at(scheduler: str, certificates: Certificates) -> str | None:
     Returns:
         Why it cannot be asked; None where it can.
     """
-    if (problem := _problem(scheduler, "client", certificates)) is not None:
+    if (problem := _prepare(scheduler, "client", certificates)) is not None:
         return problem
-    warn_of_plain(scheduler)
     from distributed import Client
 
-    security = _security("client", certificates)
     try:
-        with Client(
-            scheduler, timeout=_PATIENCE_S, security=security, set_as_default=False
-        ) as client:
-            count = len(client.nthreads())
+        with Client(scheduler, timeout=_PATIENCE_S, set_as_default=False) as client:
+            say(f"{scheduler} has {len(client.nthreads())} workers")
     except (OSError, ValueError) as error:
         return f"{scheduler} is not reached: {error}"
-    say(f"{scheduler} has {count} workers")
     return None
 
 
@@ -67,65 +63,56 @@ def build_worker(
     """Build for a scheduler.
 
     Returns:
-        0 when it was told to end, 1 when the scheduler was not reached or is gone.
+        0 when it was told to end; 1 when the scheduler was not reached or is gone, or nothing can
+        be built here.
     """
-    if (problem := _problem(scheduler, "worker", certificates)) is not None:
+    if (problem := _prepare(scheduler, "worker", certificates)) is not None:
         return stop(problem)
-    warn_of_plain(scheduler)
     from warmgraph_backends.building.farm_worker import serve
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger(_PACKAGE).setLevel(logging.WARNING)  # it has said otherwise at its import
-    security = _security("worker", certificates)
+    logging.getLogger(_PACKAGE).setLevel(logging.ERROR)  # what a build says, we say
     try:
-        told = serve(scheduler, comfyui, name=name, port=port, security=security, say=say)
+        ended = serve(scheduler, comfyui, name=name, port=port, say=say)
     except (OSError, ValueError) as error:
-        say(f"{scheduler} is not reached: {error}", sys.stderr)
-        return 1
-    if not told:
-        say(f"{scheduler} is gone", sys.stderr)
-    return 0 if told else 1
+        ended = f"{scheduler} is not reached: {error}"
+    if ended is not None:
+        say(ended, sys.stderr)
+    return 0 if ended is None else 1
 
 
-def _problem(scheduler: str, role: str, certificates: Certificates) -> str | None:
-    """Say why nobody here can speak with a scheduler, or None."""
+def _prepare(scheduler: str, role: str, certificates: Certificates) -> str | None:
+    """Have dask use the certificates; returns why nobody here can speak with the scheduler."""
     address = urlsplit(scheduler)
     if address.scheme not in ("tcp", "tls") or not address.hostname:
         return f"a scheduler's address must be tls://HOST:PORT or tcp://HOST:PORT, got {scheduler}"
     if importlib.util.find_spec(_PACKAGE) is None:
         return f"a build farm needs {_PACKAGE}: {sys.executable} -m pip install {_PACKAGE}"
+    import dask
+    from distributed import Security
+
+    dask.config.set(certificates.settings(role))
     if address.scheme == "tls":
         try:
-            arguments = _security(role, certificates).get_connection_args(role)
-            if arguments["ssl_context"] is None:
+            if Security().get_connection_args(role)["ssl_context"] is None:
                 return f"{scheduler} needs --tls-ca-file, --tls-cert and --tls-key"
         except OSError as error:
             return f"the certificates cannot be read: {error}"
+    warn_of_plain(scheduler)
     return None
 
 
 def warn_of_plain(scheduler: str) -> None:
     """Say what an address without TLS means, unless it is this machine's own."""
     address = urlsplit(scheduler)
-    if address.scheme != "tls" and not _is_local(address.hostname or ""):
+    with_tls, host = address.scheme == "tls", address.hostname or ""
+    try:
+        is_local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = False
+    if not with_tls and not is_local:
         say(
             f"{scheduler} is without TLS: whoever reaches it runs programs on every machine of "
             "the farm; it must be on a network of its own",
             sys.stderr,
         )
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _security(role: str, certificates: Certificates) -> Any:
-    """Dask's words for certificates; what is not named is as dask's configuration says."""
-    from distributed import Security
-
-    names = ("tls_ca_file", f"tls_{role}_cert", f"tls_{role}_key")
-    pairs = zip(names, certificates, strict=True)
-    return Security(**{name: str(path) for name, path in pairs if path is not None})

@@ -7,13 +7,21 @@ one that does not keep to the protocol fails the job that it has, and is let go.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 from enum import Enum
 from typing import Any, NamedTuple, NoReturn
 
 from ..errors import BuildError, ManifestError
 from ..reasons import ENGLISH, Reason, of
-from ..storing.manifest import check_plain, read_payload_bytes, read_seconds
+from ..storing.graph_file import CompressedPayload
+from ..storing.manifest import (
+    MAX_PAYLOAD_BYTES,
+    check_plain,
+    read_payload_bytes,
+    read_seconds,
+)
+from .contract import BuildResult
 from .messages import ProtocolError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -96,6 +104,18 @@ def read_greeting(message: dict[str, Any]) -> None:
     raise BuildError(reason, final=message.get("final") is True) from WorkerError(
         _printable(trace) if isinstance(trace, str) else _shown(message)
     )
+
+
+def built_of(key: str, result: Result, data: bytes) -> BuildResult:
+    """Return what a worker built for a key, with the bytes that came beside its answer.
+
+    Raises:
+        AnswerError: they are not what it says.
+    """
+    if len(data) > MAX_PAYLOAD_BYTES or hashlib.sha256(data).hexdigest() != result.sha256:
+        raise AnswerError("its payload is not what the worker made")
+    payload = CompressedPayload(data, result.sha256, result.raw_bytes)
+    return BuildResult(key, payload, result.facts, result.seconds)
 
 
 def _measure(message: dict[str, Any]) -> Measure:

@@ -1,8 +1,8 @@
 """Builds graphs in worker processes: a queue of jobs and a supervisor over the workers.
 
-What it offers is `contract.AnyBuilder`. Threads: one supervisor, and one for each worker process.
+Threads: one supervisor, one for each worker process, and a build farm's where there is one.
 Callbacks (a Future's, listeners, `is_busy`, `workers`, `time_limit_s`) run in those threads and
-never under a lock.
+never under a lock. No method waits for a build.
 """
 
 from __future__ import annotations
@@ -101,12 +101,16 @@ class Builder:
         self._events = events or Events()
         self._script = script or Path(__file__).parents[1] / "worker" / "main.py"
         self._gate = MeasuringGate(is_busy)
+        #: How many workers of other machines build for this one; None where it is asked alone.
+        self.elsewhere: int | None = None
         self._owner = os.getpid()
         # All below is guarded by the lock of `_news`, which is notified of every change.
         self._news = threading.Condition()
         self._entries: dict[str, Entry] = {}
         self._pending: list[tuple[int, int, Entry]] = []
         self._running: list[Entry] = []
+        #: What waits for other machines; what they have is running and lent.
+        self._lendable: list[tuple[int, int, Entry]] = []
         self._threads: list[WorkerThread] = []
         self._seconds: deque[float] = deque(maxlen=32)
         self._number = 0
@@ -118,10 +122,11 @@ class Builder:
         self._given_up = 0
         #: Why nothing can be built while this process lives; read without the lock, too.
         self.verdict: BuildError | None = None
+        #: Whether nothing is built any more; read without the lock, too.
+        self.closed = False
         self._changed = False
         self._told = 0.0
         self._paused = False
-        self._closed = False
         self._supervisor = threading.Thread(
             target=self._supervise, name="warmgraph-builder", daemon=True
         )
@@ -141,12 +146,15 @@ class Builder:
                 return known.future
             self._number += 1
             entry = Entry(job, self._number)
-            refusal = BuildError(_CLOSED) if self._closed else self.verdict
+            # Nothing in a lesson tells whose host it is true for.
+            lent = self.elsewhere is not None and "description" in job.task
+            queue = self._lendable if lent else self._pending
+            refusal = BuildError(_CLOSED) if self.closed else None if lent else self.verdict
             if refusal is None:
-                if not self._pending and not self._running:
+                if not (self._pending or self._running or self._lendable):
                     self._done = self._total = 0
                 self._entries[job.key] = entry
-                heapq.heappush(self._pending, (-job.cost, entry.number, entry))
+                heapq.heappush(queue, (-job.cost, entry.number, entry))
                 self._total += 1
                 self._announce()
         if refusal is not None:
@@ -160,18 +168,19 @@ class Builder:
             done, total = self._done, self._total
             labels = [entry.job.label for entry in self._running]
             elapsed = [now - (entry.started or now) for entry in self._running]
-            pending = len(self._pending)
+            pending = len(self._pending) + len(self._lendable)
             measured = list(self._seconds)
-            workers = min(max(1, self._limit), pending + len(elapsed))
-            alive, paused = len(self._threads), self._paused
+            elsewhere = self.elsewhere or 0
+            workers = min(max(1, self._limit + elsewhere), pending + len(elapsed))
+            alive, paused = len(self._threads) + elsewhere, self._paused
         left = estimate_seconds_left(measured, elapsed, pending, workers)
         known = elapsed or (pending and not paused)
         fraction = round(estimate_fraction(measured, elapsed, done, total), 3)
         return BuildProgress(done, total, labels, left if known else None, alive, paused, fraction)
 
     def is_building(self) -> bool:
-        """Whether a job is being built now; asked at each step, so no lock is taken."""
-        return bool(self._running)
+        """Whether a job is being built on this machine; asked at each step, so no lock is taken."""
+        return self._running_here() > 0
 
     def pause(self, paused: bool) -> None:
         """Begin no build, or go on; those that run come to their end."""
@@ -180,21 +189,21 @@ class Builder:
             self._announce()
 
     def cancel(self) -> int:
-        """Drop what waits and kill what is being built; returns how many jobs those were.
+        """Drop what waits and kill what is being built here; returns how many jobs those were.
 
         Nothing is left that a pause could hold up, so it ends: what is asked for next is built.
-        Their Futures are cancelled, or end with a `CancelledBuildError`.
+        Their Futures are cancelled, or end with a `CancelledBuildError`. What other machines have
+        comes to its end and is kept.
         """
         with self._news:
-            waiting = [entry for _, _, entry in self._pending]
-            self._pending.clear()
+            waiting = self._all_waiting()
             self._paused = False
             self._done += len(waiting)
             for entry in waiting:
                 self._forget(entry)
             for entry in self._running:
                 entry.cancelled = True
-            number = len(waiting) + len(self._running)
+            number = len(waiting) + self._running_here()
             # One that still starts is no worker yet; it finds nothing to do.
             threads = [thread for thread in self._threads if thread.is_ready]
         for thread in threads:
@@ -215,9 +224,10 @@ class Builder:
         if os.getpid() != self._owner:
             return
         with self._news:
-            self._closed = True
-            waiting = [entry for _, _, entry in self._pending]
-            self._pending.clear()
+            self.closed = True
+            lent = [entry for entry in self._running if entry.lent]
+            waiting = self._all_waiting() + lent
+            self._running = [entry for entry in self._running if not entry.lent]
             threads = list(self._threads)
             self._news.notify_all()
         atexit.unregister(self.close)
@@ -231,6 +241,33 @@ class Builder:
         if threading.current_thread() is not self._supervisor:
             self._supervisor.join(max(0.0, until - time.monotonic()))
 
+    # The desk of a build farm.
+
+    def lend(self, may_have: Callable[[], bool], timeout_s: float) -> Entry | None:
+        """Wait for the largest job that other machines may build; None when the time is over.
+
+        Args:
+            may_have: whether they may have one more; called under the lock.
+        """
+
+        def is_due() -> bool:
+            return self.closed or (bool(self._lendable) and not self._paused and may_have())
+
+        with self._news:
+            if not self._news.wait_for(is_due, timeout_s) or self.closed:
+                return None
+            entry = self._pop(self._lendable)
+            if entry is not None:
+                entry.started, entry.lent = time.monotonic(), True
+                self._running.append(entry)
+                self._announce()
+            return entry
+
+    def take_back(self, entry: Entry) -> None:
+        """Have a job built here that other machines have not built."""
+        if not self.put_back(entry):
+            self.finish(entry, CancelledBuildError())
+
     # The desk of the workers' threads.
 
     def take(self, thread: WorkerThread) -> Entry | None:
@@ -239,8 +276,8 @@ class Builder:
         with self._news:
             while True:
                 left = until - time.monotonic()
-                going = self._closed or thread.condemned
-                entry = None if going or self._paused else self._pop()
+                going = self.closed or thread.condemned
+                entry = None if going or self._paused else self._pop(self._pending)
                 if entry:
                     entry.started = time.monotonic()
                     self._running.append(entry)
@@ -253,11 +290,13 @@ class Builder:
                 self._news.wait(left)
 
     def put_back(self, entry: Entry) -> bool:
-        """Queue a job again whose worker was found dead before it got the job; once a job."""
+        """Queue a job again whose worker was found dead before it got the job, once a job, or that
+        was lent.
+        """
         with self._news:
-            if entry.returned or entry.cancelled or self._closed:
+            if entry.returned or entry.cancelled or self.closed:
                 return False
-            entry.returned = True
+            entry.returned, entry.lent = not entry.lent, False
             self._running.remove(entry)
             heapq.heappush(self._pending, (-entry.job.cost, entry.number, entry))
             self._announce()
@@ -269,6 +308,8 @@ class Builder:
         if entry.cancelled and isinstance(outcome, BuildError):
             outcome = CancelledBuildError()
         with self._news:
+            if entry not in self._running:
+                return  # it was lent, and this builder has closed
             self._running.remove(entry)
             self._done += 1
             if isinstance(outcome, BuildResult):
@@ -290,7 +331,7 @@ class Builder:
         given_up: list[Entry] = []
         with self._news:
             self._remove(thread)
-            if failure and not self._closed:
+            if failure and not self.closed:
                 self._start_deaths += 1
                 if self._start_deaths >= START_DEATHS:
                     self._limit = len(self._threads)  # those that started, or still do, go on
@@ -338,9 +379,9 @@ class Builder:
             self._told = now
             self._events.publish(Event.BUILDS_CHANGED)
         with self._news:
-            if not self._changed and not self._closed:
+            if not self._changed and not self.closed:
                 self._news.wait(next_start_s or (_TICK_S if self._threads else None))
-            return not self._closed
+            return not self.closed
 
     def _start_worker(self, now: float) -> float | None:
         """Start one worker if there is work and room for it; returns seconds until the next."""
@@ -348,8 +389,8 @@ class Builder:
         with self._news:
             room = WORKERS_WHILE_BUSY if busy else self._limit
             waiting = 0 if self._paused else len(self._pending)
-            wanted = min(self._limit, waiting + len(self._running))
-            if self._closed or len(self._threads) >= wanted:
+            wanted = min(self._limit, waiting + self._running_here())
+            if self.closed or len(self._threads) >= wanted:
                 return None
             if len(self._threads) >= room:
                 return _TICK_S  # look again: the prompt may have ended
@@ -384,7 +425,7 @@ class Builder:
         for entry in entries:
             self._resolve(entry, _copy_failure(failure))
 
-    # All but `_resolve` are called under the lock.
+    # All but `_resolve` and `_running_here` are called under the lock.
 
     def _give_up(self, failure: BuildError) -> list[Entry]:
         """Take all jobs that wait out of the queue; they are to be failed without the lock."""
@@ -400,10 +441,20 @@ class Builder:
         self._changed = True
         self._news.notify_all()
 
-    def _pop(self) -> Entry | None:
+    def _running_here(self) -> int:
+        return sum(not entry.lent for entry in self._running)
+
+    def _all_waiting(self) -> list[Entry]:
+        """Take all jobs out of the queues."""
+        waiting = [entry for _, _, entry in self._pending + self._lendable]
+        self._pending.clear()
+        self._lendable.clear()
+        return waiting
+
+    def _pop(self, queue: list[tuple[int, int, Entry]]) -> Entry | None:
         """Return the largest job that is still wanted, now no longer to be cancelled."""
-        while self._pending:
-            entry = heapq.heappop(self._pending)[2]
+        while queue:
+            entry = heapq.heappop(queue)[2]
             if entry.future.running() or entry.future.set_running_or_notify_cancel():
                 return entry
             self._done += 1  # cancelled while it waited

@@ -1,476 +1,228 @@
-"""A build farm: jobs go to the workers of a dask.distributed scheduler, and what the farm does not
+"""A build farm: workers of a dask.distributed scheduler build a builder's jobs. What they do not
 build is built here.
 
-What it offers is `contract.AnyBuilder`. One thread sends, takes and decides; dask's own threads
-only tell it what came. Names of functions and plain data are sent, never code of ours. But messages
-of dask are pickles, and a job has source text in it that a worker runs: whoever reaches the
-scheduler runs programs on every machine of the farm, this one among them.
+A task has the key of its graph, so dask has it built once however many servers ask. It is sent when
+a worker may have room for it, and then comes to its end: nothing calls it back. Names of functions
+and plain data are sent, never code of ours. But messages of dask are pickles, and a job has source
+text in it that a worker runs: whoever reaches the scheduler runs programs on every machine of the
+farm, this one among them.
 """
 
 from __future__ import annotations
 
-import atexit
+import asyncio
 import contextlib
 import logging
 import os
 import pkgutil
-import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 from operator import methodcaller
+from pathlib import Path
 from typing import Any
 
-from distributed import Client
-from toolz import compose
-
 from ..compilers.registry import backend_named
-from ..errors import BuildError, CancelledBuildError
-from ..events import Event, Events
-from ..reasons import Reason, of
+from ..events import Events
+from ..host_api.process import portable_arguments
+from ..reasons import of
 from ..target import keys
-from .contract import AnyBuilder, BuildResult, Job
-from .farm_messages import BUILD, TOPIC, Answer, Ask, read
-from .pacing import BuildProgress, estimate_fraction, estimate_seconds_left
+from ..target.target import explain_target
+from .builder import Builder
+from .farm_messages import BUILD, TARGETS, facts_of, read, resource_of
+from .worker_thread import Entry
 
 logger = logging.getLogger(__name__)
 
-#: How long a scheduler may take to answer at first, and again once it was lost.
+#: The scheduler's address, such as tls://HOST:8786; dask's own variables name certificates. Only
+#: `cli.py prebuild` sets it. It is no setting: whoever chooses it runs programs here.
+VARIABLE = "WARMGRAPH_SCHEDULER"
+#: How long a scheduler may take to answer, and to be there again once it was lost.
 PATIENCE_S = 10.0
 #: How long jobs wait for a farm without a worker that may take them.
 NOBODY_S = 30.0
+#: How often dask has a job built again that a worker could not build.
+_RETRIES = 1
 _LOOK_S = 2.0
 _RESULT_S = 60.0
-_CLOSE_S = 5.0
-_CLOSED = of("compiling_ended")
 
 
-@dataclass(eq=False)
-class _Asked:
-    """A job, the Future of those who wait for it, and where it is: at the farm while `remote` is
-    dask's word for it, here once `here`, else waiting to be sent.
+def make_builder(
+    *, hello: dict[str, Any], time_limit_s: Callable[[], float], events: Events, **more: Any
+) -> Builder:
+    """Make the builder of this process, with a build farm where one is named.
 
-    Attributes:
-        sent: how often it was.
-        began: when a worker of the farm began with it.
-        only: the workers that it was sent to; None: any of them.
+    Args:
+        See `Builder`.
     """
-
-    job: Job
-    number: int
-    future: Future[BuildResult] = field(default_factory=Future)
-    remote: Any = None
-    here: bool = False
-    sent: int = 0
-    ended: bool = False
-    began: float | None = None
-    only: set[str] | None = None
-
-    @property
-    def name(self) -> str:
-        """What dask calls it; each time that it is sent it is another."""
-        return f"warmgraph-{self.job.key[:16]}-{self.number}-{self.sent}"
-
-    @property
-    def device(self) -> str:
-        return str(self.job.task["description"]["device"])
+    builder = Builder(hello=hello, time_limit_s=time_limit_s, events=events, **more)
+    scheduler = os.environ.get(VARIABLE, "")
+    if scheduler and hello:  # nothing is built without the host
+        host, portable = Path(hello["host"]), portable_arguments(hello)
+        try:
+            Farm(scheduler, builder, host=host, hello=portable, time_limit_s=time_limit_s)
+        except (ImportError, OSError, ValueError) as error:
+            why = str(error) or type(error).__name__
+            logger.warning("Build farm %s is not reached, so all is built here: %s", scheduler, why)
+    return builder
 
 
-def connect(scheduler: str) -> Any:
-    """Return a connection to a scheduler, with the certificates of dask's own configuration.
-
-    Raises:
-        OSError: it is not reached.
-        ValueError: it is no address.
-    """
-    return Client(scheduler, name="warmgraph", timeout=PATIENCE_S, set_as_default=False)
-
-
-class FarmBuilder:
-    """Has graphs built by a farm's workers, by turns; this server's own builder does the rest."""
+class Farm:
+    """Has a builder's jobs built by other machines, for as long as the builder lives."""
 
     def __init__(
         self,
-        client: Any,
-        local: AnyBuilder,
+        scheduler: str,
+        builder: Builder,
         *,
+        host: Path,
         hello: dict[str, Any],
         time_limit_s: Callable[[], float],
-        events: Events | None = None,
         nobody_s: float = NOBODY_S,
     ) -> None:
-        """Set the builder up.
+        """Connect, with the certificates of dask's own configuration, and begin to take jobs.
 
         Args:
-            client: dask's, connected to the scheduler; closed with this builder.
-            local: builds what the farm does not; closed with this builder.
-            hello: what of `Builder`'s counts on other machines, too.
+            scheduler: its address.
+            builder: builds what the farm does not; Futures of what it does end in dask's threads.
+            host: the folder of this server's ComfyUI tree.
+            hello: its `portable_arguments`.
             time_limit_s: seconds that a job may take, asked for each job.
-            events: is told, in this builder's thread, of changes of the progress.
             nobody_s: seconds that jobs wait while no worker may take them.
+
+        Raises:
+            ImportError: dask.distributed is not installed.
+            OSError: the scheduler is not reached.
+            ValueError: it is no address.
         """
-        self._client = client
-        self._scheduler = str(client.scheduler.address)
-        self._local = local
-        self._hello = hello
-        self._time_limit_s = time_limit_s
-        self._events = events or Events()
-        self._nobody_s = nobody_s
-        self._owner = os.getpid()
-        self._lock = threading.Lock()
-        # Guarded by the lock.
-        self._asked: dict[str, _Asked] = {}
-        self._seconds: deque[float] = deque(maxlen=32)
-        self._number = 0
-        self._done = 0
-        self._total = 0
-        self._paused = False
-        self._closed = False
-        # Of the thread alone.
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._workers: set[str] = set()
-        self._unfit: set[tuple[str, str]] = set()
-        self._looked = 0.0
-        self._nobody_since: float | None = None
-        self._said: set[str] = set()
-        client.subscribe_topic(TOPIC, self._heard)
-        self._thread = threading.Thread(target=self._run, name="warmgraph-farm", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)
+        from distributed import Client
 
-    @property
-    def verdict(self) -> BuildError | None:
-        """Why nothing can be built; with a farm that answers, nobody knows."""
-        return None if self._is_connected() else self._local.verdict
-
-    def submit(self, job: Job) -> Future[BuildResult]:
-        """See `AnyBuilder.submit`."""
-        with self._lock:
-            known = self._asked.get(job.key)
-            if known and not known.future.done():
-                return known.future
-            self._number += 1
-            asked = _Asked(job, self._number)
-            closed = self._closed
-            if not closed:
-                if not self._asked:
-                    self._done = self._total = 0
-                self._asked[job.key] = asked
-                self._total += 1
-        if closed:
-            asked.future.set_exception(BuildError(_CLOSED))
-        else:
-            asked.future.add_done_callback(lambda _: self._let_go(asked))
-            self._tasks.put(partial(self._place, asked))
-        return asked.future
-
-    def progress(self) -> BuildProgress:
-        """See `AnyBuilder.progress`."""
-        now, here = time.monotonic(), self._local.progress()
-        with self._lock:
-            entries = list(self._asked.values())
-            done, total, paused = self._done, self._total, self._paused
-            measured = list(self._seconds)
-        begun = [each for each in entries if each.began is not None]
-        elapsed = [now - (each.began or now) for each in begun] + [0.0] * len(here.running)
-        pending = max(0, len(entries) - len(elapsed))
-        workers = len(self._workers) + here.workers
-        left = estimate_seconds_left(measured, elapsed, pending, max(1, workers))
-        known = elapsed or (pending and not paused)
-        fraction = round(estimate_fraction(measured, elapsed, done, total), 3)
-        labels = [each.job.label for each in begun] + here.running
-        return BuildProgress(
-            done, total, labels, left if known else None, workers, paused, fraction
+        self._client: Any = Client(
+            scheduler, name="warmgraph", timeout=PATIENCE_S, set_as_default=False
         )
-
-    def is_building(self) -> bool:
-        """Whether a build takes this machine's processors; one of the farm does not."""
-        return self._local.is_building()
-
-    def pause(self, paused: bool) -> None:
-        """See `AnyBuilder.pause`."""
-        with self._lock:
-            self._paused = paused
-        self._local.pause(paused)
-        self._tasks.put(self._take_back_waiting if paused else self._place_all)
-
-    def cancel(self) -> int:
-        """See `AnyBuilder.cancel`."""
-        with self._lock:
-            entries = list(self._asked.values())
-            self._paused = False
-        number = sum(self._resolve(each, CancelledBuildError()) for each in entries)
-        self._local.cancel()  # what it has is among them
-        return number
-
-    def close(self) -> None:
-        """Fail what is left, and leave the farm; returns when that is done, or after 5 s."""
-        if os.getpid() != self._owner:
-            return
-        with self._lock:
-            self._closed = True
-            mine = [each for each in self._asked.values() if not each.here]
-        atexit.unregister(self.close)
-        self._local.close()
-        for each in mine:
-            self._resolve(each, BuildError(_CLOSED))
-        self._tasks.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(_CLOSE_S)
-
-    # --- the thread -------------------------------------------------------------------------------
+        self._scheduler, self._builder = scheduler, builder
+        self._host, self._hello = host, hello
+        self._time_limit_s, self._nobody_s = time_limit_s, nobody_s
+        self._workers: dict[str, dict[str, Any]] = {}
+        #: When a worker with each resource was last there; with any, by the name of all.
+        self._seen = {TARGETS: time.monotonic()}
+        self._looked = 0.0
+        self._lack = ""
+        #: What is at the farm: its task, and the resource that it needs.
+        self._sent: dict[Entry, tuple[Any, str]] = {}
+        self._said: set[str] = set()
+        builder.elsewhere = 0
+        threading.Thread(target=self._run, name="warmgraph-farm", daemon=True).start()
 
     def _run(self) -> None:
-        while True:
-            try:
-                task = self._tasks.get(timeout=_LOOK_S if self._asked else None)
-            except queue.Empty:
-                task = self._look
-            if task is None:
-                break
-            try:
-                task()
-            except Exception:
-                logger.exception("The build farm's thread failed and goes on")
-            self._events.publish(Event.BUILDS_CHANGED)
+        while not self._builder.closed:
+            self._look()
+            entry = self._builder.lend(self._may_have, _LOOK_S)
+            if entry is not None:
+                try:
+                    self._send(entry)
+                except Exception as error:
+                    self._take_back(entry, f"it takes no jobs ({error!r})")
         with contextlib.suppress(Exception):
-            self._client.close(timeout=_CLOSE_S)
-
-    def _place(self, asked: _Asked) -> None:
-        """Send a job to the farm, or have it built here."""
-        if asked.ended or asked.here or asked.remote is not None or self._paused:
-            return
-        if "description" not in asked.job.task:  # a lesson is no graph: nothing tells where it fits
-            self._build_here(asked)
-            return
-        try:
-            self._send(asked)
-        except Exception as error:
-            self._build_here(asked, f"it takes no jobs ({error!r})")
-
-    def _send(self, asked: _Asked) -> None:
-        if not self._is_connected():
-            self._build_here(asked, "its scheduler is gone")
-            return
-        self._look_at_workers(_LOOK_S)
-        asked.only = self._fit(asked)
-        if asked.only is not None and not asked.only:
-            self._look_at_workers(0.0)  # one may have come
-            asked.only = self._fit(asked)
-        if asked.only is not None and not asked.only:
-            self._build_here(asked, "none of its workers builds for this server")
-            return
-        asked.sent += 1
-        task = dict(asked.job.task)
-        task.pop("dump", None)  # a folder of this machine
-        ask: Ask = {
-            "name": asked.name,
-            "key": asked.job.key,
-            "label": asked.job.label,
-            "cost": asked.job.cost,
-            "task": task,
-            "target": keys.target(asked.device, backend_named(task["backend"])),
-            "hello": self._hello,
-            "limit_s": self._time_limit_s(),
-        }
-        # Whoever unpickles it needs the standard library and toolz alone, the scheduler, too; the
-        # worker finds the function by its name.
-        asked.remote = self._client.submit(
-            compose(methodcaller("__call__", ask), pkgutil.resolve_name),
-            BUILD,
-            key=asked.name,
-            workers=None if asked.only is None else sorted(asked.only),
-            priority=asked.job.cost,
-            pure=False,
-        )
-        asked.remote.add_done_callback(
-            lambda remote: self._tasks.put(partial(self._arrived, asked, remote))
-        )
-
-    def _fit(self, asked: _Asked) -> set[str] | None:
-        """The workers that may take a job; None: all of them."""
-        unfit = {worker for worker, device in self._unfit if device == asked.device}
-        return self._workers - unfit if unfit & self._workers else None
-
-    def _arrived(self, asked: _Asked, remote: Any) -> None:
-        """Take what the farm has made of a job; nothing is taken that is not wanted any more."""
-        if asked.remote is not remote:
-            return
-        asked.remote, asked.began = None, None
-        if asked.ended:
-            return
-        try:
-            if remote.cancelled():
-                self._build_here(asked, "its scheduler is gone")
-                return
-            if remote.status == "error":
-                raise remote.exception(timeout=_RESULT_S)
-            answer = read(remote.result(timeout=_RESULT_S))
-        except Exception as error:
-            self._build_here(asked, f"it could not build {asked.job.label} ({error!r})")
-            return
-        finally:
-            remote.release()
-        self._take(asked, answer)
-
-    def _take(self, asked: _Asked, answer: Answer) -> None:
-        if isinstance(answer.outcome, BuildError) and answer.unfit:
-            self._unfit.add((answer.worker, asked.device))
-            self._say(f"{answer.worker} builds nothing for this server: {answer.outcome.reason}")
-            self._place(asked)
-        elif not isinstance(answer.outcome, BuildError):
-            self._resolve(asked, BuildResult(asked.job.key, *answer.outcome))
-        elif answer.outcome.reason.key == "worker_died":  # for want of memory there, perhaps
-            self._build_here(asked, answer.outcome.reason)
-        else:
-            self._resolve(asked, answer.outcome)
-
-    def _build_here(self, asked: _Asked, why: str = "") -> None:
-        asked.here = True
-        if not self._is_wanted(asked):
-            return
-        if why:
-            self._say(f"what it was asked for is built here: {why}")
-
-        def arrived(done: Future[BuildResult]) -> None:
-            error = CancelledBuildError() if done.cancelled() else done.exception()
-            if error is None:
-                self._resolve(asked, done.result())
-            else:
-                failed = error if isinstance(error, BuildError) else BuildError(_words(error))
-                self._resolve(asked, failed)
-
-        future = self._local.submit(asked.job)
-        future.add_done_callback(arrived)
-        if not self._is_wanted(asked):  # cancelled meanwhile
-            future.cancel()
+            self._client.close(timeout=PATIENCE_S)
 
     def _look(self) -> None:
-        """See who is there, and take back what nobody of the farm may build."""
-        waiting = self._at_farm(begun=False)
-        if not self._is_connected():
-            return  # what was lost has been said to be
-        self._look_at_workers(_LOOK_S)
-        stuck = [
-            e for e in waiting if not (self._workers if e.only is None else e.only & self._workers)
-        ]
-        if not stuck:
-            self._nobody_since = None
-            return
+        """See who is there, every two seconds, and take back what nobody of the farm may build."""
         now = time.monotonic()
-        self._nobody_since = self._nobody_since or now
-        for asked in stuck:
-            if asked.only is not None:  # those that fitted have gone
-                self._take_back(asked)
-                self._place(asked)
-            elif now - self._nobody_since >= self._nobody_s:
-                self._take_back(asked)
-                self._build_here(asked, "it has no workers")
-
-    def _look_at_workers(self, age_s: float) -> None:
-        """Ask who is there, unless that was asked so many seconds ago or less."""
-        if time.monotonic() - self._looked < age_s and self._workers:
+        if now - self._looked < _LOOK_S:
             return
-        with contextlib.suppress(Exception):  # lost: each job is told of that by itself
-            self._workers = set(self._client.nthreads())
-            self._looked = time.monotonic()
+        try:
+            asking = self._client.scheduler.identity
+            found = self._client.sync(asking, n_workers=-1, callback_timeout=PATIENCE_S)["workers"]
+            self._workers = {each: worker for each, worker in found.items() if TARGETS in worker}
+            self._lack = "it has no workers"
+        except Exception as error:
+            self._workers, self._seen = {}, {}
+            self._lack = f"its scheduler does not answer ({error or type(error).__name__})"
+        self._looked = now = time.monotonic()
+        self._builder.elsewhere = len(self._workers)
+        for worker in self._workers.values():
+            self._seen.update(dict.fromkeys([TARGETS, *worker["resources"]], now))
+        for entry, (remote, resource) in list(self._sent.items()):
+            if self._is_deserted(resource) and self._sent.pop(entry, None) is not None:
+                remote.release()
+                self._take_back(entry, self._lack)
 
-    def _take_back_waiting(self) -> None:
-        for asked in self._at_farm(begun=False):
-            self._take_back(asked)
+    def _is_deserted(self, resource: str) -> bool:
+        """Whether no worker with a resource was seen for too long."""
+        return time.monotonic() - self._seen.get(resource, float("-inf")) > self._nobody_s
 
-    def _take_back(self, asked: _Asked) -> None:
-        """Have the farm forget a job; one that runs is killed."""
-        remote, asked.remote, asked.began = asked.remote, None, None
-        if remote is not None:
-            with contextlib.suppress(Exception):  # lost: then it has forgotten it
-                remote.cancel()
+    def _may_have(self) -> bool:
+        """Whether a job may be sent, or is to be taken back at once."""
+        return len(self._sent) < len(self._workers) or self._is_deserted(TARGETS)
 
-    def _place_all(self) -> None:
-        with self._lock:
-            entries = list(self._asked.values())
-        for asked in sorted(entries, key=lambda each: -each.job.cost):
-            self._place(asked)
+    def _send(self, entry: Entry) -> None:
+        from toolz import compose
 
-    def _at_farm(self, *, begun: bool) -> list[_Asked]:
-        with self._lock:
-            entries = list(self._asked.values())
-        return [e for e in entries if e.remote is not None and (e.began is not None) is begun]
+        job = entry.job
+        if self._is_deserted(TARGETS):
+            self._take_back(entry, self._lack)
+            return
+        device, backend = job.task["description"]["device"], backend_named(job.task["backend"])
+        target, pretended = keys.target(device, backend), bool(self._hello["pretended"])
+        facts = facts_of(target, self._host, pretended=pretended)
+        resource = resource_of(facts)
+        if not self._is_built_for(facts, resource):
+            self._take_back(entry, "none of its workers is like this machine")
+            return
+        # Folders and numbers of cards are this machine's.
+        task = {name: value for name, value in job.task.items() if name != "dump"}
+        sent = vars(job) | {"task": task | {"card": 0}}
+        called = methodcaller("__call__", sent, self._hello, self._time_limit_s())
+        # Whoever unpickles it needs the standard library and toolz alone, the scheduler, too; the
+        # worker finds the function by its name.
+        remote = self._client.submit(
+            compose(called, pkgutil.resolve_name),
+            BUILD,
+            key=f"warmgraph-{job.key}",
+            resources={resource: 1},
+            priority=job.cost,
+            retries=_RETRIES,
+        )
+        self._sent[entry] = remote, resource
+        remote.add_done_callback(partial(self._arrived, entry))
+
+    def _is_built_for(self, facts: dict[str, Any], resource: str) -> bool:
+        """Whether any worker is like this machine; says how the others differ."""
+        alike = False
+        for address, worker in self._workers.items():
+            if resource in worker["resources"]:
+                alike = True
+                continue
+            for theirs in worker[TARGETS]:
+                if all(theirs[name] == facts[name] for name in ("device", "backend")):
+                    differing = explain_target({name: theirs.get(name) for name in facts}, facts)
+                    why = of("farm_unlike", why=differing)
+                    self._say(f"{address} builds nothing for this server: {why}")
+        return alike
+
+    def _arrived(self, entry: Entry, remote: Any) -> None:
+        """Take what the farm has made of a job; in a thread of dask's."""
+        if self._sent.pop(entry, None) is None:
+            return  # taken back meanwhile
+        try:
+            if remote.cancelled():
+                raise ConnectionError("its scheduler is gone")
+            result = read(entry.job.key, remote.result(timeout=_RESULT_S))
+        except (Exception, asyncio.CancelledError) as error:
+            self._take_back(entry, str(error) or type(error).__name__)
+        else:
+            self._builder.finish(entry, result)
+        remote.release()
+
+    def _take_back(self, entry: Entry, why: str) -> None:
+        """Have a job built here."""
+        self._say(f"what it was asked for is built here: {why}")
+        self._builder.take_back(entry)
 
     def _say(self, what: str) -> None:
         """Tell the log something of the farm, once."""
         if what not in self._said:
             self._said.add(what)
             logger.warning("Build farm %s: %s", self._scheduler, what)
-
-    # --- other threads' calls ---------------------------------------------------------------------
-
-    def _heard(self, event: tuple[float, dict[str, str]]) -> None:
-        """A worker has begun with a job; called in dask's thread."""
-        name = event[1].get("name")
-        with self._lock:
-            asked = next((each for each in self._asked.values() if each.name == name), None)
-            if asked is None or asked.ended or asked.remote is None:
-                return
-            asked.began = time.monotonic()
-            if not asked.future.running():
-                asked.future.set_running_or_notify_cancel()
-        self._tasks.put(_nothing)
-
-    def _let_go(self, asked: _Asked) -> None:
-        """A Future has ended; where that was by its owner's wish, the farm is told."""
-        if asked.future.cancelled():
-            self._end(asked)
-
-    def _resolve(self, asked: _Asked, outcome: BuildResult | BuildError) -> bool:
-        """End a job; False where it has ended before."""
-        if not self._end(asked):
-            return False
-        if isinstance(outcome, BuildResult):
-            with self._lock:
-                self._seconds.append(outcome.seconds)
-        if isinstance(outcome, CancelledBuildError) and asked.future.cancel():
-            asked.future.set_running_or_notify_cancel()
-        elif asked.future.running() or asked.future.set_running_or_notify_cancel():
-            if isinstance(outcome, BuildResult):
-                asked.future.set_result(outcome)
-            else:
-                asked.future.set_exception(outcome)
-        with self._lock:
-            self._forget(asked)
-        return True
-
-    def _end(self, asked: _Asked) -> bool:
-        """Claim a job's end, which one caller does."""
-        with self._lock:
-            if asked.ended:
-                return False
-            asked.ended = True
-            self._done += 1
-            if asked.future.cancelled():
-                self._forget(asked)
-        self._tasks.put(partial(self._take_back, asked))
-        return True
-
-    def _is_wanted(self, asked: _Asked) -> bool:
-        with self._lock:
-            return not asked.ended
-
-    def _forget(self, asked: _Asked) -> None:
-        if self._asked.get(asked.job.key) is asked:
-            del self._asked[asked.job.key]
-
-    def _is_connected(self) -> bool:
-        return bool(self._client.status == "running")
-
-
-def _nothing() -> None:
-    """What the thread does only to tell those who listen."""
-
-
-def _words(error: BaseException) -> Reason:
-    return Reason.plain(str(error) or type(error).__name__)

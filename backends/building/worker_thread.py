@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import threading
 import time
@@ -16,9 +15,17 @@ from typing import Any, Protocol
 from ..errors import BuildError
 from ..reasons import NOTHING, Reason, of
 from ..storing.files import open_regular
-from ..storing.graph_file import CompressedPayload
 from ..storing.manifest import MAX_PAYLOAD_BYTES
-from .answers import AnswerError, Failure, Measure, Result, WorkerError, read_answer, read_greeting
+from .answers import (
+    AnswerError,
+    Failure,
+    Measure,
+    Result,
+    WorkerError,
+    built_of,
+    read_answer,
+    read_greeting,
+)
 from .contract import BuildResult, Job
 from .messages import ProtocolError
 from .pacing import MeasuringGate
@@ -34,7 +41,7 @@ _LEAVE_S = 5.0
 @dataclass(eq=False)
 class Entry:
     """A job with its number, the Future of those who wait for it, when it was handed out, whether
-    it was taken back once, and whether the user wants it no more.
+    it was taken back once, whether the user wants it no more, and whether another machine has it.
     """
 
     job: Job
@@ -43,6 +50,7 @@ class Entry:
     started: float | None = None
     returned: bool = False
     cancelled: bool = False
+    lent: bool = False
 
 
 class Desk(Protocol):
@@ -275,10 +283,7 @@ class WorkerThread:
         finally:
             with contextlib.suppress(OSError):
                 file.unlink()
-        if len(data) > MAX_PAYLOAD_BYTES or hashlib.sha256(data).hexdigest() != result.sha256:
-            raise AnswerError("its file is not what the worker wrote")
-        payload = CompressedPayload(data, result.sha256, result.raw_bytes)
-        return BuildResult(entry.job.key, payload, result.facts, result.seconds)
+        return built_of(entry.job.key, result, data)
 
 
 def _caused(outcome: BuildError, cause: BaseException) -> BuildError:

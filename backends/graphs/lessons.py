@@ -12,7 +12,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..building.contract import AnyBuilder, BuildResult, Job
+from ..building.builder import Builder
+from ..building.contract import BuildResult, Job
 from ..errors import BuildError, CancelledBuildError, GraphFileError
 from ..events import Event, Events
 from ..learning.together import merged
@@ -115,7 +116,7 @@ def unusable(reason: Reason) -> Lesson:
 class Lessons:
     """All lessons of the process."""
 
-    def __init__(self, records: Records, builder: AnyBuilder, events: Events) -> None:
+    def __init__(self, records: Records, builder: Builder, events: Events) -> None:
         """Set up; nothing is read.
 
         Args:

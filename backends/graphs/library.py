@@ -13,8 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..building.builder import Builder
 from ..building.claims import Claims
-from ..building.contract import AnyBuilder, BuildResult, Job
+from ..building.contract import BuildResult, Job
 from ..contract import Compiler, Description
 from ..errors import CancelledBuildError, GraphFileError, ManifestError, WarmgraphError
 from ..events import Event, Events
@@ -51,7 +52,7 @@ class Graphs:
     def __init__(
         self,
         store: Store,
-        builder: AnyBuilder,
+        builder: Builder,
         claims: Claims,
         events: Events,
         *,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..attaching.caches import Caches
-from ..building.contract import AnyBuilder
+from ..building.builder import Builder
 from ..cuda_graphs.memory import CapturedMemory
 from ..device.gpu import current
 from ..events import Event, Events
@@ -36,7 +36,7 @@ class Overview:
         *,
         sessions: Live[Session],
         caches: Caches,
-        builder: AnyBuilder,
+        builder: Builder,
         graphs: Graphs,
         store: Store,
         fleet: Fleet,

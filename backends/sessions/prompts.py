@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ..building.contract import AnyBuilder
+from ..building.builder import Builder
 from ..building.pacing import BuildProgress
 from .lines import Line, line
 from .words import building_line
@@ -89,7 +89,7 @@ class Prompts:
         self,
         name: str,
         graphs: Sequence[Awaited],
-        builder: AnyBuilder,
+        builder: Builder,
         on_progress: Progress | None,
     ) -> None:
         """Wait until none of these is pending.
@@ -111,7 +111,7 @@ class Prompts:
         self,
         name: str,
         graphs: Sequence[Awaited],
-        builder: AnyBuilder,
+        builder: Builder,
         on_progress: Progress | None,
     ) -> None:
         told: tuple[int, int, Line] | None = None

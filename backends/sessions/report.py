@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..building.builder import Builder
 from ..building.claims import BY_ANOTHER_SERVER
-from ..building.contract import AnyBuilder
 from ..building.pacing import BuildProgress
 from ..contract import WhenMissing
 from ..cuda_graphs.pieces import Pieces
@@ -28,9 +28,7 @@ from .words import node_lines, notes_of, report_lines
 _EXAMPLES = 3
 
 
-def model_report(
-    session: Session | None, builder: AnyBuilder, note: Reason | None
-) -> dict[str, Any]:
+def model_report(session: Session | None, builder: Builder, note: Reason | None) -> dict[str, Any]:
     """Return the report of one MODEL, VAE or CONTROL_NET as JSON-plain data.
 
     Args:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..building.contract import AnyBuilder
+from ..building.builder import Builder
 from ..contract import WhenMissing
 from ..graphs.graph import Graph
 from ..runtime.faults import LEARNING
@@ -29,7 +29,7 @@ class Taught:
         self,
         sessions: Live[Session],
         prompts: Prompts,
-        builder: AnyBuilder,
+        builder: Builder,
         links: WorkflowLinks,
         folders: Folders,
         request: Request,

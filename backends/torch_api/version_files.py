@@ -14,7 +14,15 @@ def constants_of(package: str, file: str) -> dict[str, Any]:
         spec = importlib.util.find_spec(package)
         if spec is None or spec.origin is None:
             return {}
-        tree = ast.parse(Path(spec.origin).with_name(file).read_text("utf-8"))
+        return constants_in(Path(spec.origin).with_name(file))
+    except ValueError:
+        return {}
+
+
+def constants_in(path: Path) -> dict[str, Any]:
+    """Read the constants that a file assigns, without running it."""
+    try:
+        tree = ast.parse(path.read_text("utf-8"))
     except (OSError, ValueError, SyntaxError):
         return {}
     found: dict[str, Any] = {}

@@ -21,42 +21,27 @@ class Farm:
 
     Attributes:
         address: the scheduler's.
-        folder: holds the logs, and the workers' temporary files.
+        folder: holds the logs, and in `tmp` the workers' temporary files.
     """
 
     def __init__(
         self, folder: Path, *, protocol: str = "tcp", options: Sequence[str | Path] = ()
     ) -> None:
-        """Start the scheduler.
-
-        Args:
-            options: of it.
-        """
+        """Start the scheduler, with its options."""
         self.folder = folder
         self.address = f"{protocol}://127.0.0.1:{free_port()}"
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
-        for part in ("tmp", "scheduler"):
-            (folder / part).mkdir(parents=True)
-        port = self.address.rpartition(":")[2]
-        command = ["-m", "distributed.cli.dask_scheduler", "--protocol", protocol]
-        command += ["--host", "127.0.0.1", "--port", port, "--no-dashboard", *map(str, options)]
-        self.scheduler = self._start("scheduler", command)
+        command = ["-m", "distributed.cli.dask_scheduler", "--protocol", protocol, "--no-dashboard"]
+        command += ["--host", "127.0.0.1", "--port", self.address.rpartition(":")[2], *options]
+        self.scheduler = self._start("scheduler", "scheduler", command)
         self.wait_for("scheduler", "Scheduler at")
 
     def add(
-        self,
-        name: str,
-        *options: str | Path,
-        command: Sequence[str | Path] = BUILD_WORKER,
+        self, name: str, *options: str | Path, command: Sequence[str | Path] = BUILD_WORKER
     ) -> None:
-        """Start a worker and wait until the scheduler knows it.
-
-        Args:
-            options: of `build-worker`.
-            command: what starts one.
-        """
+        """Start a worker, by a command with its options, and wait until the scheduler knows it."""
         whole = [*command, self.address, "--name", name, *options]
-        self.workers[name] = self._start(name, whole)
+        self.workers[name] = self._start(name, "tmp", whole)
         self.wait_for(name, f"builds for {self.address}")
 
     def log(self, name: str) -> str:
@@ -95,13 +80,16 @@ class Farm:
         """What lies in the folder for workers' temporary files."""
         return sorted(os.listdir(self.folder / "tmp"))
 
-    def _start(self, name: str, command: Sequence[str | Path]) -> subprocess.Popen[bytes]:
-        place = "scheduler" if name == "scheduler" else "tmp"  # dask leaves its own when killed
-        own = {"TMPDIR": str(self.folder / place), "PYTHONUNBUFFERED": "1"}
+    def _start(
+        self, name: str, place: str, command: Sequence[str | Path]
+    ) -> subprocess.Popen[bytes]:
+        temporary = self.folder / place  # dask's scheduler leaves its own when it is killed
+        temporary.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONUNBUFFERED": "1"}
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, *map(str, command)],
-                env={**os.environ, **own},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends.building.chosen import VARIABLE
+from warmgraph_backends.building.farm import VARIABLE
 from warmgraph_backends.graphs.graph import State
 from warmgraph_tools.farm import Farm
 from warmgraph_tools.inprocess import Host
@@ -51,20 +51,19 @@ def session_of(lab: Lab, host: Host) -> Any:
     return lab.compiled(model, when_missing="never").attachments["warmgraph"]
 
 
-def built_here(lab: Lab) -> int:
-    """Builds by workers of this process."""
-    return lab.engine._builder._local._number
-
-
 def test_two_machines_fill_an_empty_store_and_the_one_that_asks_signs(
-    farm: Farm, asking: Lab, host: Host, monkeypatch: pytest.MonkeyPatch
+    farm: Farm,
+    asking: Lab,
+    host: Host,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     graphs = ask(asking, session_of(asking, host), *QUICK[:2])
     asking.wait_until(lambda: not any(graph.is_pending for graph in graphs))
     assert [graph.reason for graph in graphs] == [None, None]
     assert [graph.source for graph in graphs] == ["built", "built"]
     assert (farm.begun("a"), farm.begun("b")) == (1, 1)
-    assert built_here(asking) == 0
+    assert "is built here" not in caplog.text
     monkeypatch.delenv(VARIABLE)
     again = Lab(asking.root)  # as another server with the same key
     found = ask(again, session_of(again, host), *QUICK[:2])
@@ -75,24 +74,25 @@ def test_two_machines_fill_an_empty_store_and_the_one_that_asks_signs(
 
 @pytest.mark.slow
 def test_what_a_worker_and_then_the_scheduler_take_along_is_built_all_the_same(
-    farm: Farm, asking: Lab, host: Host
+    farm: Farm, asking: Lab, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = session_of(asking, host)
     (graph,) = ask(asking, session, QUICK[0])
-    asking.wait_until(lambda: bool(asking.engine._builder.progress().running))
+    asking.wait_until(lambda: any(farm.begun(each) for each in farm.workers))
     (name,) = (each for each in farm.workers if farm.begun(each))
     farm.end(name, signal.SIGKILL)
     asking.wait_until(lambda: not graph.is_pending)
     assert (graph.state, graph.reason) == (State.READY, None)
     (other,) = farm.workers
-    assert (farm.begun(other), built_here(asking)) == (1, 0)
+    assert farm.begun(other) == 1
+    assert "is built here" not in caplog.text
 
     (graph,) = ask(asking, session, QUICK[1])
     asking.wait_until(lambda: farm.begun(other) == 2)
     farm.kill_scheduler()
     asking.wait_until(lambda: not graph.is_pending)
     assert (graph.state, graph.reason) == (State.READY, None)
-    assert built_here(asking) == 1
+    assert "is built here: its scheduler is gone" in caplog.text
     assert farm.workers.pop(other).wait(60) == 1
     assert f"{farm.address} is gone" in farm.log(other)
     asking.wait_until(lambda: farm.left() == [])

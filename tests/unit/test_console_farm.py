@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from warmgraph_backends.building.chosen import VARIABLE
+from warmgraph_backends.building.farm import VARIABLE
 from warmgraph_console.farm import Certificates, look_at, scheduler_environment, warn_of_plain
 from warmgraph_tools.farm import BUILD_WORKER, Farm, make_certificate
 

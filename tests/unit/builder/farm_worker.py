@@ -26,7 +26,8 @@ def main() -> None:
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     script = TESTS / "builder_worker.py"
-    serve(options.scheduler, TESTS, name=options.name, say=print, script=script)
+    ended = serve(options.scheduler, TESTS, name=options.name, say=print, script=script)
+    sys.exit(ended)
 
 
 if __name__ == "__main__":
