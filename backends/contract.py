@@ -1,6 +1,6 @@
 """The words that all parts share: what a region is, and what a compiler must offer.
 
-A *kind* is one region of a model, written down as plain data (`Description`): everything that
+A *kind* is one region of a model, written down as plain data (`RegionSpec`): everything that
 decides its graph and nothing else. A `Compiler` turns a description's exported `Program` into a
 payload of bytes and such bytes back into a callable. Graphs are pure functions of (weights,
 activations). Importing this imports no PyTorch.
@@ -109,7 +109,7 @@ class PackFile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Description:
+class RegionSpec:
     """One kind of region as plain data: all that a worker needs, and all that the key covers.
 
     Attributes:
@@ -148,11 +148,11 @@ class Description:
         return asdict(self)
 
     @staticmethod
-    def from_dict(data: dict[str, Any]) -> Description:
+    def from_dict(data: dict[str, Any]) -> RegionSpec:
         """Rebuild a description from `to_dict` after a trip through JSON."""
         rest = {k: v for k, v in data.items() if k not in ("inputs", "symbols", "packs")}
         inputs = tuple(InputSpec(i["name"], i["dtype"], tuple(i["dims"])) for i in data["inputs"])
-        return Description(
+        return RegionSpec(
             inputs=inputs,
             symbols=tuple(Symbol(**s) for s in data["symbols"]),
             packs=tuple(PackFile(*p) for p in data["packs"]),
@@ -205,7 +205,7 @@ class Program:
         attends: whether the region has an attention, whose cost is the square of its rows.
     """
 
-    description: Description
+    description: RegionSpec
     graph_module: torch.fx.GraphModule
     weights: Sequence[WeightSpec]
     run: Eager

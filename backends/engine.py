@@ -31,8 +31,8 @@ from .device import gpu
 from .errors import RequirementError, StrictError
 from .events import Event, Events
 from .fleet.fleet import Fleet
-from .graphs.graph import Graph, State
-from .graphs.lessons import Lessons
+from .graphs.compiled_graph import CompiledGraph, State
+from .graphs.learned_models import LearnedModels
 from .graphs.library import Graphs
 from .host_api import present
 from .host_api.memory import spare_vram, total_vram
@@ -140,7 +140,7 @@ class Engine:
             Verification() if debugging.verify else None,
             Choices.kept(paths.private, f"{machine}/torch {torch.__version__}"),
             off,
-            Lessons(Records(paths.records, fleet.signer), self._builder, self._events),
+            LearnedModels(Records(paths.records, fleet.signer), self._builder, self._events),
         )
         self._eager_times = EagerTimes(paths.private, machine)
         self._starter = Starter(
@@ -374,14 +374,14 @@ class Engine:
 
     def _describe(
         self, session: Session, attached: Attached, on_progress: Progress | None = None
-    ) -> list[Graph]:
+    ) -> list[CompiledGraph]:
         if attached.patcher is not None:
             self._patchers.add(attached.patcher)
         self._taught.look(session, session.scope, on_progress)
         placement = attached.placement()
         return session.describe(placement.device, placement.dtype)
 
-    def _request(self, session: Session, graphs: Sequence[Graph]) -> None:
+    def _request(self, session: Session, graphs: Sequence[CompiledGraph]) -> None:
         """Have a session's graphs loaded, or built if its user wants that."""
         build = session.options.when_missing is not WhenMissing.NEVER
         if build:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..code.packs import foreign_class, owner_of
-from ..cuda_graphs.quiet import QUIET
+from ..cuda_graphs.capture_gate import CAPTURE_GATE
 from ..host_api import models
 from ..host_api import patcher as host
 from ..host_api.layers import bound_forward
@@ -82,7 +82,7 @@ def around_evaluation(
     host.put_innermost(executor, partial(_evaluate, now, model, host.innermost(executor)))
     token = _now.set(now)
     try:
-        with QUIET.evaluation():
+        with CAPTURE_GATE.evaluation():
             return executor(*args, **kwargs)
     finally:
         _now.reset(token)

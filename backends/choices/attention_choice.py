@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..device.gpu import kind_of
-from .ways import HOST, Ways
+from .autotuner import HOST, Autotuner
 
 FILE_NAME = "attention.json"
 CUDNN = "cudnn"
@@ -41,7 +41,7 @@ class AttentionChoice:
             directory: the pack's private folder.
             machine: a name for this machine's card and PyTorch.
         """
-        self.ways = Ways(directory / FILE_NAME, machine, (CUDNN,))
+        self.ways = Autotuner(directory / FILE_NAME, machine, (CUDNN,))
 
     def attend(
         self,

@@ -32,8 +32,8 @@ from ..device.gpu import kind_of
 from ..host_api import activations, formats, kitchen, layers
 from ..kernels.int8_rows import GROUP, Int8Rows
 from ..torch_api.cuda_queue import current_stream
+from .autotuner import HOST, KEPT, Autotuner
 from .own_products import OwnProduct, OwnProducts
-from .ways import HOST, KEPT, Ways
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Int8Products:
             machine: a name for this machine's card and PyTorch.
         """
         path = directory / FILE_NAME
-        self.ways = Ways(path, machine, (APART, OURS), are_short=True)
+        self.ways = Autotuner(path, machine, (APART, OURS), are_short=True)
         #: Our own graphs that are loaded.
         self.own = OwnProducts()
         self._products: dict[Hashable, kitchen.Int8Product | None] = {}

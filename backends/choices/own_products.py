@@ -11,7 +11,7 @@ from ..device.gpu import index, is_capturing
 from ..host_api.kitchen import Int8Weight
 from ..kernels import int8_sums
 from ..kinds.layout import CONTIGUOUS, aligned
-from .first_results import Call, FirstResults, Offered, ends
+from .self_check import Call, Offered, SelfCheck, ends
 
 #: Both sides of a weight are multiples of it; so are the addresses of tensors, in bytes.
 SIXTEEN = 16
@@ -39,7 +39,7 @@ class OwnProducts:
     def __init__(self) -> None:
         """Nothing is offered yet."""
         self._offered: dict[tuple[str, torch.dtype, int], Offered] = {}
-        self._compared = FirstResults()
+        self._compared = SelfCheck()
         #: In place of a bias. Captured calls read them at each replay, so none is freed.
         self._none: dict[tuple[torch.device, torch.dtype, int], torch.Tensor] = {}
 

@@ -10,7 +10,7 @@ import torch
 
 from ..device.gpu import index, is_capturing
 from ..kernels.packed_blocks import Packed, unpack
-from .first_results import Call, FirstResults, Offered, ends
+from .self_check import Call, Offered, SelfCheck, ends
 
 #: So many blocks are compared at either end of a first result.
 _BLOCKS = 64
@@ -24,7 +24,7 @@ class PackedProducts:
     def __init__(self) -> None:
         """No graph is offered yet."""
         self._offered: dict[tuple[Form, int], Offered] = {}
-        self._compared = FirstResults()
+        self._compared = SelfCheck()
 
     def offer(self, form: Form, graph: Offered, card: int = 0) -> None:
         """Have a graph unpack weights, once it is loaded; on the card of this number."""

@@ -24,9 +24,9 @@ from ..host_api.execution import is_interrupt
 from ..reasons import Reason, of
 from ..weights.addresses import Addresses
 from . import driver, streams
+from .capture_gate import CAPTURE_GATE
 from .constants import Constants
 from .own_pools import make_graph
-from .quiet import QUIET
 from .retired import RETIRED
 from .signatures import CallValues, FixedCallError, read_result
 from .skip_joins import QuickJoins
@@ -238,10 +238,10 @@ def forget_frames(error: BaseException) -> None:
 
 @contextlib.contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Prevent what would end a capture on a device from outside: what ends any capture (`quiet`),
-    and the host's eviction of a model's pages.
+    """Prevent what would end a capture on a device from outside: what ends any capture
+    (`capture_gate`), and the host's eviction of a model's pages.
     """
-    with QUIET.capture(alone=driver.is_driver_allocator()), no_page_taken(device):
+    with CAPTURE_GATE.capture(alone=driver.is_driver_allocator()), no_page_taken(device):
         yield
 
 

@@ -1,7 +1,7 @@
 """How a call is captured, proved and replayed.
 
 A graph is checked before it is used: it must reproduce a previous call's result from its inputs
-(`shown`).
+(`replay_check`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..weights.addresses import AddressBook, Addresses
 from . import driver
 from .captured_call import CapturedCall, CaptureError, told
 from .memory import CapturedMemory
-from .shown import Shown, copies
+from .replay_check import ReplayCheck, copies
 from .signatures import CallValues, read_result
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Captures:
         self,
         call: CallValues,
         like: CallValues,
-        shown: Shown | None,
+        check: ReplayCheck | None,
         rerun: Callable[..., Any],
         book: AddressBook,
         addresses: Addresses,
@@ -91,10 +91,10 @@ class Captures:
             graph.capture(rerun, call)
             graph.places = frozenset(ran)
             copied = any(a is not b for a, b in zip(marks, book.marks(), strict=True))
-            if shown is not None and not shown.tells_of(book.epoch):
-                shown = None
+            if check is not None and not check.tells_of(book.epoch):
+                check = None
             make = partial(_made, call, rerun, book.epoch)
-            if not copied and self._prove(graph, shown, make, book, addresses):
+            if not copied and self._prove(graph, check, make, book, addresses):
                 result = self.replay(graph, book, addresses, call.tensors)
                 if result is not None:
                     done = Captured(graph, result, driver.reserved_bytes(device) - before)
@@ -137,8 +137,8 @@ class Captures:
     def _prove(
         self,
         graph: CapturedCall,
-        shown: Shown | None,
-        make: Callable[[], Shown],
+        check: ReplayCheck | None,
+        make: Callable[[], ReplayCheck],
         book: AddressBook,
         addresses: Addresses,
     ) -> bool:
@@ -152,13 +152,13 @@ class Captures:
         Raises:
             CaptureError: its result differs, or there is no memory for it.
         """
-        kept = shown is not None
-        shown = make() if shown is None else shown
-        result = self.replay(graph, book, addresses, shown.inputs)
+        kept = check is not None
+        check = make() if check is None else check
+        result = self.replay(graph, book, addresses, check.inputs)
         if result is None:
             return False
         with told():
-            problem = shown.why_not(read_result(result).tensors)
+            problem = check.why_not(read_result(result).tensors)
         if problem is not None and kept:
             return self._prove(graph, None, make, book, addresses)
         if problem is not None:
@@ -166,10 +166,10 @@ class Captures:
         return True
 
 
-def _made(call: CallValues, rerun: Callable[..., Any], epoch: int) -> Shown:
+def _made(call: CallValues, rerun: Callable[..., Any], epoch: int) -> ReplayCheck:
     """Make a call on copies, as it would be made without a capture."""
     with told():
-        shown = Shown(call.tensors, epoch)
+        check = ReplayCheck(call.tensors, epoch)
         args, kwargs = call.over(copies(call.tensors))
-        shown.gave(read_result(rerun(*args, **kwargs)).tensors)
-    return shown
+        check.gave(read_result(rerun(*args, **kwargs)).tensors)
+    return check

@@ -23,8 +23,8 @@ import torch
 
 from ..host_api.memory import LoadedEntry, empty_cache
 from ..reasons import Reason, of
+from .capture_gate import CAPTURE_GATE
 from .own_pools import trim
-from .quiet import QUIET
 from .retired import RETIRED
 
 
@@ -150,7 +150,7 @@ class CardMemory:
             for graph in list(self._owners):
                 self.drop(graph)
         if freed:
-            with QUIET.loud():
+            with CAPTURE_GATE.loud():
                 empty_cache()
         return freed
 

@@ -4,8 +4,8 @@ A graph's memory is mapped by the cards that map its card's pool at that moment,
 card's pool mapped by each card that memory is copied to. Once some of such memory was freed, the
 driver overlaps live allocations in later captures: seen with driver 580.159 on two H200, with
 PyTorch alone, and never if no other card maps it or nothing is freed. So a card's pool is exchanged
-while a graph is captured on it. No other thread allocates on the card meanwhile (`quiet`), or no
-other card could map that either. Captures of others are not changed.
+while a graph is captured on it. No other thread allocates on the card meanwhile (`capture_gate`),
+or no other card could map that either. Captures of others are not changed.
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#peer-access-with-stream-capture
 """
 

@@ -26,15 +26,15 @@ from ..operators.call_context import using
 from ..reasons import Reason, of
 from ..weights.fetching import Fetched
 from . import driver, streams
+from .capture_gate import CAPTURE_GATE
 from .captured_call import why_not
 from .captures import MIN_FREE_BYTES
 from .memory import CapturedMemory
 from .own_pools import make_graph
 from .piece import Call, Piece, Statics, form_of, tensors_of
 from .piece_weights import Copies, InPlace, Weights
-from .quiet import QUIET
+from .replay_check import why_other
 from .replays import CLEAN_CALLS, STEPS_LEFT
-from .shown import why_other
 
 logger = logging.getLogger(__name__)
 
@@ -357,7 +357,7 @@ class Pieces:
 
 
 def _empty_cache(_: int) -> None:
-    with QUIET.loud():
+    with CAPTURE_GATE.loud():
         empty_cache()
 
 

@@ -28,7 +28,7 @@ from ..weights.addresses import AddressBook, Addresses
 from .captured_call import CapturedCall, CaptureError
 from .captures import Captures
 from .memory import CapturedMemory
-from .shown import Shown, copies, may_be_kept
+from .replay_check import ReplayCheck, copies, may_be_kept
 from .signatures import CallValues, FixedCallError, read_result, result_form
 
 #: Calls of one signature that run by themselves before it is captured.
@@ -61,7 +61,7 @@ class _Signature:
     #: The form of what a call gave.
     like: CallValues | None = None
     #: The last call of this run that was made, by which a capture is proved.
-    shown: Shown | None = None
+    check: ReplayCheck | None = None
     #: Marks on the GPU around the last clean call.
     marks: tuple[Any, Any] | None = None
     #: What is captured, and in which form.
@@ -188,11 +188,11 @@ class Replays:
         # What will be captured without graphs is run without them until then.
         exact_next = not complete and known.refused is None and in_place
         may_come = result is None and in_place and known.refused is None
-        known.shown = None
+        known.check = None
         if may_come and may_be_kept(call.tensors):
             self._keep_few()
             with contextlib.suppress(torch.OutOfMemoryError):
-                known.shown = Shown(copies(call.tensors), book.epoch)
+                known.check = ReplayCheck(copies(call.tensors), book.epoch)
         known.marks = None if result is not None else (gpu.mark(call.tensors[0].device), None)
         form = None if result is None else made
         return Attempt(result, form, not exact_next, known, in_place, self._comparisons.count)
@@ -211,9 +211,9 @@ class Replays:
                 known.like = result_form(result)
                 known.clean += 1
                 given = read_result(result).tensors
-                if known.shown is not None and may_be_kept(given):
+                if known.check is not None and may_be_kept(given):
                     with contextlib.suppress(torch.OutOfMemoryError):
-                        known.shown.gave(given)
+                        known.check.gave(given)
             except FixedCallError as error:
                 known.refused = error.reason
         if known.refused is not None:
@@ -222,7 +222,7 @@ class Replays:
     def _keep_few(self) -> None:
         """Keep the tensors of calls only for the latest signatures."""
         for known in list(self._signatures.values())[:-MAX_SHOWN]:
-            known.shown = None
+            known.check = None
 
     def decline(self, reason: Reason) -> None:
         """Count a call that cannot be identified by its arguments."""
@@ -251,7 +251,7 @@ class Replays:
     def end_run(self) -> None:
         """Keep no tensors of previous calls."""
         for known in self._signatures.values():
-            known.shown = None
+            known.check = None
 
     def forget(self, graph: CapturedCall, *, crowded: bool) -> None:
         """A graph's memory was freed; its signature is captured again when it repeats, or only when
@@ -315,7 +315,7 @@ class Replays:
         """Capture this call, and compute it by a replay; None if it cannot be."""
         assert known.like is not None
         captured = self._captures.capture(
-            call, known.like, known.shown, rerun, book, addresses, ran
+            call, known.like, known.check, rerun, book, addresses, ran
         )
         if captured.problem is not None:
             known.refused = captured.problem

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from . import driver
-from .quiet import QUIET
+from .capture_gate import CAPTURE_GATE
 
 
 @dataclass(eq=False)
@@ -85,7 +85,7 @@ def rehearse(own: OwnStream, device: torch.device, run: Callable[[], Any]) -> No
     if (
         not driver.is_driver_allocator()
     ):  # PyTorch's own allocator keeps freed memory for that stream only
-        with QUIET.loud():
+        with CAPTURE_GATE.loud():
             torch.cuda.empty_cache()
     own.held_bytes += max(0, _held(device) - before)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..contract import Description, InputSpec, Symbol
+from ..contract import InputSpec, RegionSpec, Symbol
 from ..device.gpu import has_int8_cores, is_gpu, kind_of
 from ..kernels import int8_sums
 from ..plans.family import Family
@@ -74,7 +74,7 @@ def is_for(device: torch.device) -> bool:
     )
 
 
-def describe(dtype: torch.dtype, device: str) -> Description:
+def describe(dtype: torch.dtype, device: str) -> RegionSpec:
     """Write the kind down.
 
     Args:

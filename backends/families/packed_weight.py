@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..contract import Description, InputSpec, Symbol
+from ..contract import InputSpec, RegionSpec, Symbol
 from ..kernels.packed_blocks import FORMATS, BlockFormat, code_of, unpack
 from ..plans.family import Family
 from ..plans.plan import Form, Place, Plan, describe_place
@@ -70,7 +70,7 @@ FORMS: dict[str, Form] = {
 }
 
 
-def describe(form: str, steps: torch.dtype, dtype: torch.dtype, device: str) -> Description:
+def describe(form: str, steps: torch.dtype, dtype: torch.dtype, device: str) -> RegionSpec:
     """Write the kind down.
 
     Args:

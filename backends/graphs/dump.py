@@ -16,7 +16,7 @@ import logging
 import re
 from pathlib import Path
 
-from .graph import Graph
+from .compiled_graph import CompiledGraph
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +24,13 @@ _LABEL_CHARACTERS = 60
 _KEY_CHARACTERS = 12
 
 
-def dump_folder(root: Path, graph: Graph) -> Path:
+def dump_folder(root: Path, graph: CompiledGraph) -> Path:
     """Return where a graph is written down."""
     label = re.sub(r"[^A-Za-z0-9]+", "-", graph.description.label).strip("-")
     return root / f"{label[:_LABEL_CHARACTERS]}-{graph.key[:_KEY_CHARACTERS]}"
 
 
-def dump_description(root: Path, graph: Graph) -> Path:
+def dump_description(root: Path, graph: CompiledGraph) -> Path:
     """Write down what is to be built; returns the folder.
 
     What cannot be written costs a warning.
@@ -41,7 +41,7 @@ def dump_description(root: Path, graph: Graph) -> Path:
     return folder
 
 
-def dump_graph(root: Path, graph: Graph, payload: bytes) -> None:
+def dump_graph(root: Path, graph: CompiledGraph, payload: bytes) -> None:
     """Write down a graph that was built or loaded.
 
     Args:

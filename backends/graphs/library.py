@@ -16,7 +16,7 @@ from typing import Any
 from ..building.builder import Builder
 from ..building.claims import Claims
 from ..building.contract import BuildResult, Job
-from ..contract import Compiler, Description
+from ..contract import Compiler, RegionSpec
 from ..errors import CancelledBuildError, GraphFileError, ManifestError, WarmgraphError
 from ..events import Event, Events
 from ..fleet.remote import Remote
@@ -25,10 +25,9 @@ from ..storing.graph_file import SUFFIX
 from ..storing.store import Store
 from ..target import keys
 from ..target.target import explain_target
-from .dump import dump_description, dump_graph
-from .graph import (
+from .compiled_graph import (
     MAX_ATTEMPTS,
-    Graph,
+    CompiledGraph,
     Loaded,
     Outcome,
     State,
@@ -36,6 +35,7 @@ from .graph import (
     validate_result,
     validate_weights,
 )
+from .dump import dump_description, dump_graph
 from .outcomes import cost_of, loaded_of, raw_of, refusal_of, what_stays, words_of
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Graphs:
         self._events = events
         self._lock = threading.Lock()
         #: By key and card: those of one key share its file, its claim and its build.
-        self._graphs: dict[tuple[str, int], Graph] = {}
+        self._graphs: dict[tuple[str, int], CompiledGraph] = {}
         #: Builds that have not come to their end, by key; of the loader's thread.
         self._building: dict[str, Future[BuildResult]] = {}
         self._warned: set[str] = set()
@@ -93,8 +93,8 @@ class Graphs:
         self._has_looked = False
 
     def graph(
-        self, description: Description, backend: Compiler, target: dict[str, Any], card: int = 0
-    ) -> Graph:
+        self, description: RegionSpec, backend: Compiler, target: dict[str, Any], card: int = 0
+    ) -> CompiledGraph:
         """Return the process's one graph for a kind on a card.
 
         Args:
@@ -104,7 +104,9 @@ class Graphs:
         key = keys.graph_key(description, target)
         with self._lock:
             if (key, card) not in self._graphs:
-                self._graphs[key, card] = Graph(key, description, backend, self._dropped, card)
+                self._graphs[key, card] = CompiledGraph(
+                    key, description, backend, self._dropped, card
+                )
             return self._graphs[key, card]
 
     def ready_keys(self) -> set[str]:
@@ -120,7 +122,9 @@ class Graphs:
         refused = [graph.refused for graph in self._snapshot() if graph.refused is not None]
         return sorted({each.untrusted_in for each in refused if each.untrusted_in is not None})
 
-    def request(self, graphs: Iterable[Graph], folders: Sequence[Path], *, build: bool) -> None:
+    def request(
+        self, graphs: Iterable[CompiledGraph], folders: Sequence[Path], *, build: bool
+    ) -> None:
         """Have graphs loaded, or built if there is no file; does not wait.
 
         Args:
@@ -167,7 +171,7 @@ class Graphs:
         """Run a task in the loader's thread, after what was requested before it."""
         self._loader.submit(_logged, task)
 
-    def _hand_over(self, graph: Graph, task: Callable[..., None], *arguments: Any) -> None:
+    def _hand_over(self, graph: CompiledGraph, task: Callable[..., None], *arguments: Any) -> None:
         """Have the loader's thread do something for a pending graph."""
         try:
             self._loader.submit(task, *arguments)
@@ -175,7 +179,9 @@ class Graphs:
             logger.debug("%s is not waited for: %s", graph.description.label, error)
             self._set(graph, Outcome(State.MISSING, _CLOSED))
 
-    def _load_or_build(self, graph: Graph, first: bool = True, *, remote: bool = True) -> None:
+    def _load_or_build(
+        self, graph: CompiledGraph, first: bool = True, *, remote: bool = True
+    ) -> None:
         """Look for a graph; afterwards somebody works on it, or it has a reason.
 
         Args:
@@ -207,7 +213,7 @@ class Graphs:
         except BaseException as error:  # the outermost frame, whatever a backend's code raises
             self._give_up(graph, of("gave_up", error=words_of(error)), error)
 
-    def _look_elsewhere(self, graph: Graph, first: bool) -> bool:
+    def _look_elsewhere(self, graph: CompiledGraph, first: bool) -> bool:
         """Have a graph looked for in the remote store; False if that is of no use now."""
 
         def come_back() -> None:
@@ -222,7 +228,9 @@ class Graphs:
         self._look_at_store()
         return self._remote.fetch(graph.key, then)
 
-    def _find(self, graph: Graph, folders: tuple[Path, ...], *, explain: bool = True) -> bool:
+    def _find(
+        self, graph: CompiledGraph, folders: tuple[Path, ...], *, explain: bool = True
+    ) -> bool:
         """Load a graph from a file; if there is none, say why unless it is to be built."""
         reason: Reason | None = None
         remedy = NOTHING
@@ -246,7 +254,7 @@ class Graphs:
         graph.outcome = graph.outcome._replace(reason=reason, remedy=remedy)
         return False
 
-    def _give_up(self, graph: Graph, why: Reason, error: BaseException) -> None:
+    def _give_up(self, graph: CompiledGraph, why: Reason, error: BaseException) -> None:
         """Fail a graph at the boundary of a thread, if nothing else has ended it."""
         logger.error("%s: %s", graph.description.label, why, exc_info=error)
         if graph.state is not State.READY:
@@ -263,7 +271,7 @@ class Graphs:
             self._detailed.add(mark)
             logger.info("Warmgraph: %s, in detail:", what, exc_info=error)
 
-    def _claim_and_build(self, graph: Graph, first: bool) -> None:
+    def _claim_and_build(self, graph: CompiledGraph, first: bool) -> None:
         """Build a graph, or have it looked for again when another server has built it."""
 
         def look_again(first: bool = True) -> None:
@@ -287,7 +295,7 @@ class Graphs:
             self._warned.add(text)
             logger.warning("%s", text)
 
-    def _load(self, graph: Graph, folders: tuple[Path, ...]) -> bool:
+    def _load(self, graph: CompiledGraph, folders: tuple[Path, ...]) -> bool:
         started = time.perf_counter()
         file = self._store.load(graph.key, folders)
         if file is None:
@@ -311,7 +319,7 @@ class Graphs:
         self._ready(graph, loaded._replace(source="loaded", load_ms=took_ms, bytes=size))
         return True
 
-    def _ready(self, graph: Graph, loaded: Loaded) -> None:
+    def _ready(self, graph: CompiledGraph, loaded: Loaded) -> None:
         graph.refused = None
         self._set(graph, Outcome(State.READY, loaded=loaded))
 
@@ -327,7 +335,7 @@ class Graphs:
             logger.warning("What is compiled is not kept on disk: %s", self.unkept)
             self._note_change()
 
-    def _build(self, graph: Graph) -> None:
+    def _build(self, graph: CompiledGraph) -> None:
         needs = graph.backend.needs_to_build(graph.description.device)
         if (unmet := next((need for need in needs if not need.met), None)) is not None:
             self._warn_once(of("nothing_compiles", why=with_remedy(unmet.reason, unmet.remedy)))
@@ -348,7 +356,7 @@ class Graphs:
         self._building[graph.key] = future
         future.add_done_callback(lambda done: self._hand_over(graph, self._arrived, graph, done))
 
-    def _arrived(self, graph: Graph, future: Future[BuildResult]) -> None:
+    def _arrived(self, graph: CompiledGraph, future: Future[BuildResult]) -> None:
         """Take a build's outcome; whatever it is, the graph is not building afterwards."""
         if self._building.get(graph.key) is future:
             del self._building[graph.key]
@@ -357,7 +365,7 @@ class Graphs:
         except BaseException as error:  # the outermost frame, whatever a backend's code raises
             self._give_up(graph, of("unusable", error=words_of(error)), error)
 
-    def _take(self, graph: Graph, future: Future[BuildResult]) -> None:
+    def _take(self, graph: CompiledGraph, future: Future[BuildResult]) -> None:
         error = CancelledBuildError() if future.cancelled() else future.exception()
         if isinstance(error, CancelledBuildError):
             self._set(graph, Outcome(State.MISSING, error.reason))
@@ -383,13 +391,13 @@ class Graphs:
             return
         self._ready(graph, loaded)
 
-    def _kept(self, graph: Graph, result: BuildResult) -> Loaded | None:
+    def _kept(self, graph: CompiledGraph, result: BuildResult) -> Loaded | None:
         """Use a build also for another card that waited for it."""
         others = (g.loaded for g in self._snapshot() if g.key == graph.key and g is not graph)
         same = (each for each in others if each and each.payload_sha256 == result.payload.sha256)
         return next(same, None)
 
-    def _keep(self, graph: Graph, result: BuildResult) -> Loaded:
+    def _keep(self, graph: CompiledGraph, result: BuildResult) -> Loaded:
         """Load a fresh graph and put its file into the store; without a disk it lives in memory."""
         facts, seconds = validate_result(graph, result)
         raw = raw_of(result)
@@ -414,11 +422,11 @@ class Graphs:
         loaded = loaded_of(call, facts, result.payload.sha256, seconds)
         return loaded._replace(source="built", bytes=size)
 
-    def _dump(self, graph: Graph, payload: bytes) -> None:
+    def _dump(self, graph: CompiledGraph, payload: bytes) -> None:
         if self._dump_folder is not None:
             dump_graph(self._dump_folder, graph, payload)
 
-    def _explain_missing(self, graph: Graph, folders: Sequence[Path]) -> Reason:
+    def _explain_missing(self, graph: CompiledGraph, folders: Sequence[Path]) -> Reason:
         """Say why no file serves: none at all, or one for another target or another host."""
         for path in self._similar(folders):
             try:
@@ -443,11 +451,11 @@ class Graphs:
                 found += [Path(folder) / name for name in names[:_NEIGHBOURS]]
         return found
 
-    def _snapshot(self) -> list[Graph]:
+    def _snapshot(self) -> list[CompiledGraph]:
         with self._lock:
             return list(self._graphs.values())
 
-    def _set(self, graph: Graph, outcome: Outcome) -> None:
+    def _set(self, graph: CompiledGraph, outcome: Outcome) -> None:
         if outcome.state is not State.BUILDING:
             self._claims.release(graph.key)
         graph.outcome = outcome

@@ -11,7 +11,7 @@ from ..kinds.module_tree import walk
 from ..reasons import Reason, of
 from ..storing.graph_file import Fault, RefusedFileError, unpack_payload
 from ..storing.manifest import Facts
-from .graph import Graph, Loaded, Refusal
+from .compiled_graph import CompiledGraph, Loaded, Refusal
 
 
 def refusal_of(error: GraphFileError) -> Refusal:
@@ -41,7 +41,7 @@ def loaded_of(
     )
 
 
-def what_stays(graph: Graph) -> str:
+def what_stays(graph: CompiledGraph) -> str:
     """What happens without a graph."""
     return f"{graph.description.label} runs at normal speed"
 
@@ -64,7 +64,7 @@ def words_of(error: BaseException) -> Reason:
     return Reason.plain(text or type(error).__name__)
 
 
-def cost_of(graph: Graph) -> int:
+def cost_of(graph: CompiledGraph) -> int:
     """An estimate of build time: the number of modules in the region; rare graphs come last."""
     if graph.description.wide:
         return 0

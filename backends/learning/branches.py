@@ -9,11 +9,11 @@ import torch
 
 from .form import Learned
 from .notes import Listener
-from .steps import Twin
+from .steps import MetaModel
 from .ways import INT, Way
 
 
-def by_ranges(way: Way, block: torch.nn.Module, twin: Twin, listener: Listener) -> list[Way]:
+def by_ranges(way: Way, block: torch.nn.Module, twin: MetaModel, listener: Listener) -> list[Way]:
     """Return a way for all sizes, or its ways by the ranges of the first size at which they differ,
     without ranges in which the block fails or differs at each size.
 
@@ -80,7 +80,7 @@ def _within(way: Way, name: str, low: int, high: int, example: int) -> Way:
 
 
 def _operators(
-    way: Way, block: torch.nn.Module, twin: Twin, listener: Listener, sizes: Mapping[str, int]
+    way: Way, block: torch.nn.Module, twin: MetaModel, listener: Listener, sizes: Mapping[str, int]
 ) -> list[str] | None:
     """The operators that a block runs at these sizes; None if it fails."""
     form = Learned(way)

@@ -18,7 +18,7 @@ from .blocks import why_not
 from .branches import by_ranges
 from .family import reason_of
 from .notes import Listener
-from .steps import Made, Twin
+from .steps import Made, MetaModel
 from .together import MAX_ALL_WAYS, MAX_WAYS
 from .values import name_of, put_together
 from .ways import Way, digest, learn_way
@@ -75,11 +75,11 @@ class _Lesson:
         self, make: Any, watched: Mapping[str, Any], dtype: str, listener: Listener
     ) -> None:
         self._listener = listener
-        self._twin = Twin(make, dtype, listener)
+        self._twin = MetaModel(make, dtype, listener)
         self._call = RootCall(watched, dtype)
         self._watched = dict(watched["blocks"])
         self._other_dtype = "bfloat16" if dtype == "float32" else "float32"
-        self._other_twin = Twin(make, self._other_dtype, listener)
+        self._other_twin = MetaModel(make, self._other_dtype, listener)
         self._objections = {name: why_not(block) for name, block in self._twin.blocks.items()}
         self._base: dict[str, list[Made]] = {}
         self._other: dict[str, list[Made]] = {}

@@ -48,7 +48,7 @@ class Made(Seen):
         self.known = Known()
 
 
-class Twin:
+class MetaModel:
     """A root module on fakes."""
 
     def __init__(

@@ -26,7 +26,7 @@ from ..code.replaced import describe_packs
 from ..code.sources import attributes_read, fingerprint
 from ..code.watch import Watch
 from ..compilers.rewrites import rewritten
-from ..contract import Description, InputSpec, Symbol
+from ..contract import InputSpec, RegionSpec, Symbol
 from ..host_api import attention, kitchen, layers
 from ..kinds.layout import CONTIGUOUS
 from ..operators.live_parts import Live, called_live
@@ -253,7 +253,7 @@ def describe_place(
     dtype: torch.dtype,
     device: str,
     watch: Watch | None = None,
-) -> Description:
+) -> RegionSpec:
     """Describe one place as a kind.
 
     Args:
@@ -281,7 +281,7 @@ def describe_place(
     )
     through: list[Callable[..., Any]] = []
     sources = region_sources(form, described, watch, through)
-    return Description(
+    return RegionSpec(
         family=form.family,
         form=form.name,
         label=form.label(module),
@@ -296,7 +296,7 @@ def describe_place(
     )
 
 
-def describe_live(place: Place, description: Description, live: Live) -> Description:
+def describe_live(place: Place, description: RegionSpec, live: Live) -> RegionSpec:
     """Describe a place some of whose parts are called when its graph runs.
 
     Args:
@@ -322,7 +322,7 @@ def describe_live(place: Place, description: Description, live: Live) -> Descrip
 
 
 def _handed_on(
-    readers: Mapping[str, tuple[str, ...]], description: Description, live: Live
+    readers: Mapping[str, tuple[str, ...]], description: RegionSpec, live: Live
 ) -> tuple[tuple[InputSpec, ...], tuple[Symbol, ...]]:
     """The inputs and symbols of a kind some of whose parts are called: an input that only these
     read may have other rows, such as a further text for each image.

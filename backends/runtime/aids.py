@@ -9,9 +9,9 @@ import torch
 
 from ..choices.choices import Choices
 from ..choices.products import Products
-from ..contract import Description
+from ..contract import RegionSpec
 from ..families import int8_product, packed_weight
-from ..graphs.graph import Graph
+from ..graphs.compiled_graph import CompiledGraph
 from ..host_api import formats, gguf
 from ..kernels.packed_blocks import FORMATS
 from ..operators import host_layer
@@ -23,7 +23,7 @@ def aids_of(
     kinds: Sequence[Kind],
     device: torch.device,
     dtype: torch.dtype,
-    graph_of: Callable[[Description], Graph],
+    graph_of: Callable[[RegionSpec], CompiledGraph],
     choices: Choices,
     why_not: Callable[[str], Reason | None],
 ) -> list[Kind]:
@@ -51,7 +51,7 @@ def aids_of(
 
 
 #: What a graph is to be, and who is offered it.
-_Wanted = Iterator[tuple[Description, Callable[..., None]]]
+_Wanted = Iterator[tuple[RegionSpec, Callable[..., None]]]
 
 
 def _int8(

@@ -14,21 +14,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..graphs.graph import Graph
+from ..graphs.compiled_graph import CompiledGraph
 from ..plans.binding import Beside
 from ..plans.plan import Place
 from ..reasons import Reason
 from ..storing.comparisons import Comparisons
 from ..weights.fetching import Fetched
-from .trust import REACH, Sample, Trust
-from .variations import Account
+from .specializations import CallStats
 from .verdicts import Verdicts
+from .verifier import REACH, Sample, Verifier
 
 #: Comparisons of one sort of call that tell nothing before no more are made.
 MOST_UNSURE = 3
 
 
-class PlaceTrust(Trust):
+class PlaceVerifier(Verifier):
     """The comparisons of one learned place's graph: for each place, and each structure of its
     model's call.
 
@@ -40,13 +40,13 @@ class PlaceTrust(Trust):
     def __init__(
         self,
         place: Place,
-        graph: Graph,
+        graph: CompiledGraph,
         comparisons: Comparisons,
         model: Any,
         verdicts: Verdicts,
-        account: Account,
+        account: CallStats,
     ) -> None:
-        """Set up, as `Trust` is.
+        """Set up, as `Verifier` is.
 
         Args:
             account: of the model, which says of what structure its call is.

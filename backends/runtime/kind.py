@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from ..code.watch import Watch
-from ..contract import Description
+from ..contract import RegionSpec
 from ..errors import DescriptionError
-from ..graphs.graph import Graph
+from ..graphs.compiled_graph import CompiledGraph
 from ..operators import left_layers, live_parts
 from ..operators.left_layers import Left
 from ..operators.live_parts import Live
 from ..plans.plan import Place, Plan, describe_live, describe_place, quick_signature
 from ..reasons import Reason, of
-from .variations import VARIATIONS, Needs, Variation
+from .specializations import SPECIALIZATIONS, Needs, Specialization
 from .wiring import Guests
 
 #: So many kinds are made for others' code in parts of one; whoever changes more than that is not
@@ -40,9 +40,9 @@ class Kind:
 
     label: str
     places: list[Place] = field(default_factory=list)
-    graph: Graph | None = None
+    graph: CompiledGraph | None = None
     reason: Reason | None = None
-    variants: dict[Variation, Graph] = field(default_factory=dict)
+    variants: dict[Specialization, CompiledGraph] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     called: dict[Live, Kind] = field(default_factory=dict)
     away: frozenset[str] = frozenset()
@@ -83,14 +83,14 @@ class Kind:
         self.places = [replace(place, module=gone) for place in self.places]
 
     @property
-    def second_graphs(self) -> list[Graph]:
+    def second_graphs(self) -> list[CompiledGraph]:
         """The graphs for calls that the first one cannot serve."""
         called = [
             each for kind in self.called.values() for each in (kind.graph, *kind.second_graphs)
         ]
         return [*self.variants.values(), *(each for each in called if each is not None)]
 
-    def calling(self, live: Live, graph_of: Callable[[Description], Graph]) -> Kind | None:
+    def calling(self, live: Live, graph_of: Callable[[RegionSpec], CompiledGraph]) -> Kind | None:
         """Return the kind of its places while a graph calls some of their parts; None without such
         a graph, or if there are too many.
         """
@@ -116,13 +116,13 @@ class Kind:
                 kind.places.append(place)
                 kind.guests[place.name] = others
 
-    def add_variants(self, needs: Needs, graph_of: Callable[[Description], Graph]) -> None:
+    def add_variants(self, needs: Needs, graph_of: Callable[[RegionSpec], CompiledGraph]) -> None:
         """Have the graphs that calls of the model need."""
         for kind in self.called.values():
             kind.add_variants(needs, graph_of)
         if (first := self.graph) is None:
             return
-        for each in VARIATIONS:
+        for each in SPECIALIZATIONS:
             if each not in self.variants and (first.key, each.name) in needs:
                 self.variants[each] = graph_of(each.of(first.description))
 
@@ -132,7 +132,7 @@ def hand_over(
     guests: Mapping[str, Guests],
     left: dict[str, Reason],
     kinds: Iterable[Kind],
-    graph_of: Callable[[Description], Graph],
+    graph_of: Callable[[RegionSpec], CompiledGraph],
 ) -> dict[str, tuple[Kind, Guests]]:
     """Find the kinds that serve the places in which others have code now.
 
@@ -161,7 +161,7 @@ def describe_kinds(
     plan: Plan,
     device: torch.device,
     dtype: torch.dtype,
-    graph_of: Callable[[Description], Graph],
+    graph_of: Callable[[RegionSpec], CompiledGraph],
     needs: Needs,
     why_not: Callable[[str], Reason | None] = lambda _: None,
 ) -> tuple[list[Kind], dict[str, Kind]]:
@@ -195,7 +195,7 @@ def _describe(
     plan: Plan,
     device: torch.device,
     dtype: torch.dtype,
-    graph_of: Callable[[Description], Graph],
+    graph_of: Callable[[RegionSpec], CompiledGraph],
     needs: Needs,
     known: dict[str, Kind],
     why_not: Callable[[str], Reason | None],
@@ -213,6 +213,8 @@ def _describe(
     graph = graph_of(description)
     kind = known.setdefault(graph.key, Kind(label, graph=graph))
     kind.watch.include(watch)
-    needs |= {(graph.key, each.name) for each in VARIATIONS if each.foreseen(place, device.type)}
+    needs |= {
+        (graph.key, each.name) for each in SPECIALIZATIONS if each.foreseen(place, device.type)
+    }
     kind.add_variants(needs, graph_of)
     return kind

@@ -15,11 +15,11 @@ from ..cuda_graphs.pieces import Pieces
 from ..cuda_graphs.replays import Replays
 from ..cuda_graphs.signatures import CallValues, arithmetic
 from ..weights.addresses import AddressBook
+from .dispatcher import NOTHING_SERVES, Dispatcher, ForwardSet
 from .faults import CAPTURES, Faults
-from .forwards import NOTHING_SERVES, Forwards, ForwardSet
 from .pace import COMPILED, EAGER, EXACT
 from .placing import Placing, unmarked
-from .variations import NOT_CALLED, Account
+from .specializations import NOT_CALLED, CallStats
 
 
 class Made(NamedTuple):
@@ -63,7 +63,7 @@ class Making:
     """Makes the calls of one root module."""
 
     def __init__(
-        self, placing: Placing, forwards: Forwards, faults: Faults, account: Account
+        self, placing: Placing, forwards: Dispatcher, faults: Faults, account: CallStats
     ) -> None:
         """Set up with what is the root module's.
 
@@ -74,7 +74,7 @@ class Making:
             account: what its regions note.
         """
         self._placing = placing
-        self._forwards = forwards
+        self._dispatcher = forwards
         self._faults = faults
         self._account = account
 
@@ -89,14 +89,14 @@ class Making:
         """
         account = self._account
         before, beside = account.calls, account.beside
-        self._forwards.made_with = step.serving
+        self._dispatcher.made_with = step.serving
         result, form = self._replayed(root, host, plain, step)
         if account.beside > beside:
             return Made(result, None)  # graphs computed what the host did, too
         if form is None:
             if account.calls > before:
                 return Made(result, COMPILED)
-            if self._forwards.made_with.regions and not account.declined:
+            if self._dispatcher.made_with.regions and not account.declined:
                 account.declined[NOT_CALLED.key] = NOT_CALLED
             return Made(result, EAGER)
         return Made(result, EXACT if form == EXACT else COMPILED)
@@ -129,7 +129,7 @@ class Making:
             return self._in_pieces(run, plain, step), None
         is_given = attempt.result is not None
         if attempt.form == EXACT if is_given else attempt.may_come and not attempt.compiled:
-            self._forwards.made_with = NOTHING_SERVES
+            self._dispatcher.made_with = NOTHING_SERVES
         if is_given:
             return attempt.result, attempt.form
         if attempt.may_come:
@@ -158,5 +158,5 @@ class Making:
         """Make a call that is captured, leaving nothing behind, and note which places graphs serve
         in it.
         """
-        with unmarked(root), self._forwards.watched(ran):
+        with unmarked(root), self._dispatcher.watched(ran):
             return run(call, compiled=compiled)

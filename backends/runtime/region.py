@@ -14,7 +14,7 @@ from ..choices.choices import HOSTS, Choices
 from ..cuda_graphs.captured_call import foreign_capture, is_ours
 from ..cuda_graphs.piece import Call as GraphCall
 from ..cuda_graphs.pieces import Pieces
-from ..graphs.graph import Graph
+from ..graphs.compiled_graph import CompiledGraph
 from ..host_api import formats
 from ..host_api.execution import check_cancelled, host_compiler_pause, is_interrupt, passes
 from ..host_api.options import ATTENTION
@@ -26,12 +26,12 @@ from ..reasons import Reason, of
 from ..storing.comparisons import Comparisons
 from ..torch_api import surroundings
 from ..weights.fetching import Fetched, ModelWeights, RegionWeights
-from .acceptance import Acceptance, Form, form_of
-from .beside import ByHost, Inputs, PlaceTrust, laid, laid_otherwise, order_of
+from .beside import ByHost, Inputs, PlaceVerifier, laid, laid_otherwise, order_of
 from .faults import Faults
-from .trust import Sample, Trust
-from .variations import UNROUNDED, Account, Misfit
-from .verification import Verification, Verifying
+from .input_guard import Form, InputGuard, form_of
+from .specializations import UNROUNDED, CallStats, GuardFailure
+from .verification import EveryCallVerifier, Verification
+from .verifier import Sample, Verifier
 from .wiring import Guests
 from .written import leave
 
@@ -51,13 +51,13 @@ class Region:
     def __init__(
         self,
         place: Place,
-        graph: Graph,
+        graph: CompiledGraph,
         source: ModelWeights,
         comparisons: Comparisons,
         faults: Faults,
         verification: Verification | None = None,
         choices: Choices = HOSTS,
-        account: Account | None = None,
+        account: CallStats | None = None,
         kind: str | None = None,
         alike: int = 1,
         pieces: Pieces | None = None,
@@ -82,12 +82,12 @@ class Region:
         #: How many calls the graph has served here.
         self.calls = 0
         self.begin_run()
-        self._account = account or Account()
+        self._account = account or CallStats()
         self._kind = kind or graph.key
         self._guests: Guests | None = None
         self._others: Sequence[Region] = ()
         self._source = source
-        self._acceptance = Acceptance(graph, source.device)
+        self._guard = InputGuard(graph, source.device)
         left = tuple(host_layer.paths(graph.description.module))
         rounded = set(host_layer.rounded_paths(graph.description.module))
         #: Layers of the host's whose inputs the graph rounds, with their paths.
@@ -99,12 +99,12 @@ class Region:
             {path: path in rounded for path in left},
         )
         compared = place, graph, comparisons, source.model, self._account.verdicts
-        self._trust = (
-            Verifying(*compared, verification)
+        self._verifier = (
+            EveryCallVerifier(*compared, verification)
             if verification is not None
-            else PlaceTrust(*compared, self._account)
+            else PlaceVerifier(*compared, self._account)
             if place.form.beside
-            else Trust(*compared)
+            else Verifier(*compared)
         )
         self._faults = faults
         self._choices = choices
@@ -123,7 +123,7 @@ class Region:
         self.unsure: Reason | None = None
 
     @property
-    def graphs(self) -> list[Graph]:
+    def graphs(self) -> list[CompiledGraph]:
         """All graphs that may compute a call here, its own first."""
         return [self.graph, *(other.graph for other in self._others)]
 
@@ -164,7 +164,7 @@ class Region:
     def _served(self, inputs: tuple[Any, ...]) -> Any:
         """The results, or None for the host to compute them."""
         form = form_of(inputs)
-        elements = self._acceptance.good.get(form)
+        elements = self._guard.good.get(form)
         misfit = None
         if elements is None or self._rounded:
             misfit = self.misfit(inputs, form)
@@ -178,11 +178,11 @@ class Region:
             self._account.needs.add((self._kind, misfit.needs.name))
         return self.decline(misfit.reason)
 
-    def misfit(self, inputs: tuple[Any, ...], form: Form) -> Misfit | None:
+    def misfit(self, inputs: tuple[Any, ...], form: Form) -> GuardFailure | None:
         """Say why the graph does not accept a call; None: it does."""
         if self._rounded and (problem := host_layer.why_not_rounded(self._rounded)) is not None:
-            return Misfit(problem, UNROUNDED)
-        return self._acceptance.misfit(inputs, form)
+            return GuardFailure(problem, UNROUNDED)
+        return self._guard.misfit(inputs, form)
 
     def _compute(self, inputs: tuple[Any, ...], form: Form, elements: int | None) -> Any:
         """Compute a call that the graph accepts.
@@ -195,18 +195,18 @@ class Region:
         if loaded is None:
             return self.decline(graph.reason or of("dropped"))
         call = loaded.call
-        self._trust.others = "" if guests is None else guests.code
-        if (problem := self._trust.why_not()) is not None:
+        self._verifier.others = "" if guests is None else guests.code
+        if (problem := self._verifier.why_not()) is not None:
             return self.decline(problem)
         ready = list(inputs)
         if elements is None:
-            ready, elements = self._acceptance.made_ready(inputs, form)
+            ready, elements = self._guard.made_ready(inputs, form)
         try:
             weights = self._weights.fetch()
         except ValueError as error:
             return self.decline(of("weights_unfit", error=error))
         try:
-            trusted = self._trust.covers(weights.weight_class, elements)
+            trusted = self._verifier.covers(weights.weight_class, elements)
             if not trusted and (problem := self._why_uncompared(weights.weight_class)) is not None:
                 return self.decline(problem)
             if not trusted and is_ours():
@@ -214,14 +214,14 @@ class Region:
             if not trusted and guests is None and self.place.form.beside:
                 return self._by_host(inputs, weights.weight_class, elements)
             run = self._runner(call, weights, ready, form if trusted else None)
-            sample = None if trusted else self._trust.sample(ready, elements)
+            sample = None if trusted else self._verifier.sample(ready, elements)
             theirs = None if trusted else options_of_step().get(ATTENTION)
             if sample is not None and (theirs or (guests is not None and guests.live.parts)):
                 sample = Sample(ready, True, elements)  # such code may know the call's sizes
             record = None
             if sample is not None and (theirs or guests is not None):
                 record = Record(() if guests is None else guests.words, theirs)
-            self._trust.record = record
+            self._verifier.record = record
             del ready  # the graph lets go of an input as soon as it can
             with self._context(weights, record):
                 with host_attention.asking(None if record is None else record.attending):
@@ -232,7 +232,7 @@ class Region:
                     return self._given(inputs, results)
                 try:
                     with nullcontext() if sample.whole else using(arguments={}, choice=None):
-                        verdict = self._trust.compare(call, results, weights, sample)
+                        verdict = self._verifier.compare(call, results, weights, sample)
                 except torch.OutOfMemoryError:
                     return self.decline(of("oom_comparing"))
         except torch.OutOfMemoryError:
@@ -242,7 +242,7 @@ class Region:
                 self._source.note_no_room()
             return self.decline(of("oom"))
         finally:
-            self._trust.record = None
+            self._verifier.record = None
             if weights.release is not None:
                 weights.release()
         if verdict.good and not self.place.form.beside:
@@ -257,12 +257,12 @@ class Region:
 
     def _why_uncompared(self, weight_class: str) -> Reason | None:
         """Why the call of a learned place cannot be compared, if so."""
-        trust = self._trust
-        if not isinstance(trust, PlaceTrust):
+        verifier = self._verifier
+        if not isinstance(verifier, PlaceVerifier):
             return None
-        if trust.problem is not None:
-            return trust.problem
-        if trust.is_tired(weight_class):
+        if verifier.problem is not None:
+            return verifier.problem
+        if verifier.is_tired(weight_class):
             return of("learned_unsure")
         # Others' code must not be called by the host and by the graph.
         is_others = options_of_step().get(ATTENTION) is not None
@@ -283,8 +283,8 @@ class Region:
 
     def _unsure(self, weight_class: str) -> None:
         self.unsure = of("learned_unsure")
-        if isinstance(self._trust, PlaceTrust):
-            self._trust.note_unsure(weight_class)
+        if isinstance(self._verifier, PlaceVerifier):
+            self._verifier.note_unsure(weight_class)
 
     def _beside(self, call: ByHost, result: Any, *, options: dict[str, Any], elements: int) -> None:
         """Compare the host's result with the graph's. Any failure concerns only this graph, because
@@ -307,9 +307,9 @@ class Region:
             return self._refuse(of("learned_gives"))
         if inputs.are_changed(form.writes):
             return self._refuse(of("learned_changes_object"))
-        self._trust.others, self._trust.record = "", None
+        self._verifier.others, self._verifier.record = "", None
         given = inputs.before(form.writes)
-        ready, _ = self._acceptance.made_ready(given, form_of(given))
+        ready, _ = self._guard.made_ready(given, form_of(given))
         weights = self._weights.fetch()
         try:
             with self._context(weights, None):
@@ -321,10 +321,10 @@ class Region:
             sample = Sample(given, True, elements)
             if not self._lie_alike(ours[len(left) :], parted):
                 return self._refuse(of("learned_gives"))
-            verdict = self._trust.judge(ours, theirs, weights, sample)
+            verdict = self._verifier.judge(ours, theirs, weights, sample)
             if not verdict.good:
                 self.decline(verdict.reason)
-            elif not self._trust.covers(weights.weight_class, elements):
+            elif not self._verifier.covers(weights.weight_class, elements):
                 self._unsure(weights.weight_class)
         except torch.OutOfMemoryError:
             self._unsure(weights.weight_class)
@@ -336,16 +336,16 @@ class Region:
         """Tell whether results equal the host's, once their dimensions are in the same memory
         order.
         """
-        trust = self._trust
-        assert isinstance(trust, PlaceTrust)
-        if trust.orders is None:
-            trust.orders = list(map(order_of, theirs))
-        return len(ours) == len(theirs) and not laid_otherwise(laid(ours, trust.orders), theirs)
+        verifier = self._verifier
+        assert isinstance(verifier, PlaceVerifier)
+        if verifier.orders is None:
+            verifier.orders = list(map(order_of, theirs))
+        return len(ours) == len(theirs) and not laid_otherwise(laid(ours, verifier.orders), theirs)
 
     def _refuse(self, problem: Reason) -> None:
         """Use the graph at this place no more."""
-        if isinstance(self._trust, PlaceTrust):
-            self._trust.problem = problem
+        if isinstance(self._verifier, PlaceVerifier):
+            self._verifier.problem = problem
         self.decline(problem)
 
     def _runner(
@@ -359,7 +359,7 @@ class Region:
         pieces = self._pieces
         if form is None or pieces is None or not pieces.is_open:
             return partial(call, [*weights.tensors, *ready])
-        is_kept, others = self._weights.are_kept, self._trust.others
+        is_kept, others = self._weights.are_kept, self._verifier.others
         return partial(
             pieces.run,
             self if is_kept else (self.graph.key, others, frozenset(weights.given)),
@@ -438,7 +438,7 @@ class Region:
         self.calls += by_graph
         self._account.calls += by_graph
         form = self.place.form
-        if isinstance(self._trust, PlaceTrust) and any(orders := self._trust.orders or ()):
+        if isinstance(self._verifier, PlaceVerifier) and any(orders := self._verifier.orders or ()):
             count = len(form.writes)
             results = (*results[:count], *laid(results[count:], orders))
         if form.writes:

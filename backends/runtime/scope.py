@@ -11,7 +11,7 @@ import torch
 
 from ..code.mentioned import MENTIONED
 from ..code.packs import foreign_class
-from ..contract import Compiler, Description
+from ..contract import Compiler, RegionSpec
 from ..cuda_graphs.captured_call import foreign_capture
 from ..cuda_graphs.pieces import Pieces
 from ..cuda_graphs.replays import Replays
@@ -24,7 +24,7 @@ from ..cuda_graphs.signatures import (
 )
 from ..device.gpu import index
 from ..families.catalogue import unread_options
-from ..graphs.graph import Graph
+from ..graphs.compiled_graph import CompiledGraph
 from ..host_api import options
 from ..host_api.execution import pause_host_compiler
 from ..host_api.needs import Feature
@@ -35,15 +35,15 @@ from ..target.keys import target
 from ..weights.source import same_device
 from .aids import aids_of
 from .bound import Bound, Placement
+from .dispatcher import NOTHING_SERVES, Dispatcher
 from .faults import CAPTURES, STEP, Faults
-from .forwards import NOTHING_SERVES, Forwards
 from .kind import Kind, describe_kinds, hand_over
+from .learner import Learner
 from .making import Made, Making, Step
 from .pace import EAGER
 from .placing import Placing
 from .shared import Shared
-from .study import Study
-from .variations import Account
+from .specializations import CallStats
 from .wiring import Guests
 from .within import Within
 
@@ -65,8 +65,8 @@ class Scope:
         replays: Replays | None = None,
         pieces: Pieces | None = None,
         *,
-        account: Account | None = None,
-        study: Study | None = None,
+        account: CallStats | None = None,
+        learner: Learner | None = None,
     ) -> None:
         """Set up; nothing is described yet.
 
@@ -91,11 +91,11 @@ class Scope:
         self._shared = shared
         self.replays = replays
         self.pieces = pieces
-        self.study = study
+        self.learner = learner
         self.faults = Faults()
         #: What the regions note of their calls.
-        self.account = account or Account(shared.needs_of(holder), shared.verdicts_of(holder))
-        self.forwards = Forwards(shared, self.faults, self.account, pieces)
+        self.account = account or CallStats(shared.needs_of(holder), shared.verdicts_of(holder))
+        self.forwards = Dispatcher(shared, self.faults, self.account, pieces)
         self._unread = unread_options(root)
         self._bound: Bound | None = None
         self._patches: dict[str, Any] = {}
@@ -111,12 +111,12 @@ class Scope:
         self._run_open = False
 
     @property
-    def graphs(self) -> list[Graph]:
+    def graphs(self) -> list[CompiledGraph]:
         """The graphs of all kinds that have one."""
         return [kind.graph for kind in self.kinds if kind.graph is not None]
 
     @property
-    def second_graphs(self) -> list[Graph]:
+    def second_graphs(self) -> list[CompiledGraph]:
         """The graphs of kinds for calls that their first ones cannot serve."""
         return [graph for kind in self.kinds for graph in kind.second_graphs]
 
@@ -164,9 +164,9 @@ class Scope:
             root, holder: of the copy.
         """
         mine = (self._make_plan, Plan(), self._backend, self._shared, *self._fresh())
-        account = Account(self.account.needs, self._shared.verdicts_of(holder))
-        study = None if self.study is None else self.study.elsewhere(root, holder)
-        return Scope(root, holder, *mine, account=account, study=study)
+        account = CallStats(self.account.needs, self._shared.verdicts_of(holder))
+        learner = None if self.learner is None else self.learner.elsewhere(root, holder)
+        return Scope(root, holder, *mine, account=account, learner=learner)
 
     def _fresh(self) -> tuple[Replays | None, Pieces | None]:
         """What captures calls of another root module, like this one's."""
@@ -189,15 +189,15 @@ class Scope:
             self.forwards.let_go()
             self._within.forget()
             self.drop_captured()
-            if self.study is not None:
-                self.study.let_go()
+            if self.learner is not None:
+                self.learner.let_go()
             self._bound = None
             self._patches = {}
             self._run_open = False
 
     # --- what the model consists of -------------------------------------------------------------
 
-    def describe(self, device: torch.device, dtype: torch.dtype) -> list[Graph]:
+    def describe(self, device: torch.device, dtype: torch.dtype) -> list[CompiledGraph]:
         """Describe the model's kinds for a device and compute dtype; returns their graphs."""
         with self._lock:
             self._bind(device, dtype)
@@ -210,16 +210,16 @@ class Scope:
             Whether that is done.
         """
         with self._lock:
-            if self._run_open or self._bound is None or self.study is None:
+            if self._run_open or self._bound is None or self.learner is None:
                 return False
-            if has_news := self.study.has_news:
+            if has_news := self.learner.has_news:
                 self._bind(self._bound.device, self._bound.dtype)
             return has_news
 
     def _bind(self, device: torch.device, dtype: torch.dtype) -> Bound:
         self._card = index(device)
         self._facts = target(device.type, self._backend, self._card)
-        plan = self._make_plan(self.root) if self.study is None else self.study.plan()
+        plan = self._make_plan(self.root) if self.learner is None else self.learner.plan()
         self.plan = plan if isinstance(plan, Plan) else Plan(outside=[("the model", plan)])
         self.kinds, self._of_place = describe_kinds(
             self.plan,
@@ -265,7 +265,7 @@ class Scope:
             self._patches[name] is not before[name] for name in before
         )
         bound = self._bound
-        news = self.study is not None and self.study.has_news
+        news = self.learner is not None and self.learner.has_news
         is_other = bound is None or not bound.is_for(placement.device, placement.dtype)
         return repatched or news or is_other
 
@@ -290,10 +290,10 @@ class Scope:
             for kind in self.kinds:
                 kind.add_variants(self.account.needs, self._graph_of)
             self.forwards.begin_run()
-            if self.study is not None:
-                self.study.begin_run()
+            if self.learner is not None:
+                self.learner.begin_run()
 
-    def _graph_of(self, description: Description) -> Graph:
+    def _graph_of(self, description: RegionSpec) -> CompiledGraph:
         return self._shared.graphs.graph(description, self._backend, self._facts, self._card)
 
     def _leave_to_others(self, bound: Bound) -> None:
@@ -383,9 +383,9 @@ class Scope:
         now = now._replace(installed=self._within.begin_step(now.installed, is_led=is_led))
         step = Step(now, pieces=self.pieces, steps=run_steps(args, kwargs))
         call = self._read(args, kwargs, no_capture or bound.foreign.code)
-        if self.study is not None:
+        if self.learner is not None:
             others = call if isinstance(call, Reason) else None
-            watch = self.study.step(args, kwargs, others, bound.dtype, self.faults, self.account)
+            watch = self.learner.step(args, kwargs, others, bound.dtype, self.faults, self.account)
             if watch is not None:
                 return Step(NOTHING_SERVES, watch=watch)
         if isinstance(call, Reason):
@@ -461,7 +461,7 @@ class Scope:
 
     def eager_places(self) -> list[tuple[str, Reason]]:
         """Return (place, reason) of everything that runs the host's code now."""
-        now = None if self.study is None else self.study.why_none
+        now = None if self.learner is None else self.learner.why_none
         found = list(self.plan.outside) if now is None else [("the model", now)]
         for dispatch in self.plan.dispatches:
             reasons = [self._reason(place) for place in dispatch.regions]
@@ -474,8 +474,8 @@ class Scope:
 
     def _reason(self, place: Place) -> Reason | None:
         left = None if self._bound is None else self._bound.foreign.places.get(place.name)
-        if left is None and self.study is not None:
-            left = self.study.left
+        if left is None and self.learner is not None:
+            left = self.learner.left
         if left is not None:
             return left
         kind, guests = self._called.get(place.name, (self._of_place.get(place.name), None))

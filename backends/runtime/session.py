@@ -13,8 +13,8 @@ import torch
 
 from ..contract import CallForm, Compiler, WhenMissing
 from ..families.catalogue import plan_model
-from ..graphs.graph import Graph, State
-from ..graphs.lessons import Lesson
+from ..graphs.compiled_graph import CompiledGraph, State
+from ..graphs.learned_models import LearnedModel
 from ..plans.plan import Place
 from ..reasons import Reason
 from .cards import Card, Cards
@@ -126,9 +126,9 @@ class Session:
         self.guests: list[Session] = []
 
     @property
-    def lesson(self) -> Lesson | None:
+    def lesson(self) -> LearnedModel | None:
         """What is known of its model, if no family describes it."""
-        return None if self.scope.study is None else self.scope.study.lesson
+        return None if self.scope.learner is None else self.scope.learner.lesson
 
     @property
     def scope(self) -> Scope:
@@ -149,12 +149,12 @@ class Session:
         self._scope = scope
 
     @property
-    def graphs(self) -> list[Graph]:
+    def graphs(self) -> list[CompiledGraph]:
         """The graphs of all kinds that have one: what common sizes need."""
         return _once(self.scope.graphs, *(card.scope.graphs for card in self.cards))
 
     @property
-    def all_graphs(self) -> list[Graph]:
+    def all_graphs(self) -> list[CompiledGraph]:
         """Those, and the rare ones that are built after them."""
         scopes = [self.scope, *(card.scope for card in self.cards)]
         return _once(self.graphs, *(scope.second_graphs for scope in scopes))
@@ -241,7 +241,7 @@ class Session:
 
     def describe(
         self, device: torch.device, dtype: torch.dtype, scope: Scope | None = None
-    ) -> list[Graph]:
+    ) -> list[CompiledGraph]:
         """Describe the kinds for a device and compute dtype; returns their graphs.
 
         Args:
@@ -268,12 +268,12 @@ class Session:
     def _ready(self) -> set[str]:
         return {graph.key for graph in self.all_graphs if graph.state is State.READY}
 
-    def expect(self, graphs: Iterable[Graph]) -> None:
+    def expect(self, graphs: Iterable[CompiledGraph]) -> None:
         """Note that graphs are looked for; the log will say when they have come."""
         self._asked |= {graph.key for graph in graphs}
         self._is_told = False
 
-    def is_new(self, graph: Graph) -> bool:
+    def is_new(self, graph: CompiledGraph) -> bool:
         """Whether a graph came to this process after this session did."""
         return graph.key not in self._reused
 
@@ -338,7 +338,7 @@ class Session:
         came = f"{self.name}: {ready} of {len(graphs)} compiled graphs are ready"
         return f"{came}: {', '.join(parts)} ({self.backend.name})"
 
-    def _new_graphs(self) -> list[Graph]:
+    def _new_graphs(self) -> list[CompiledGraph]:
         """What came to this process after this session did."""
         return [g for g in self.graphs if g.state is State.READY and self.is_new(g)]
 
@@ -386,7 +386,7 @@ class Session:
         logger.log(level, "Warmgraph: parts of %s run at normal speed: %s", self.name, reason)
 
 
-def _once(*lists: Iterable[Graph]) -> list[Graph]:
+def _once(*lists: Iterable[CompiledGraph]) -> list[CompiledGraph]:
     """All graphs of some lists, each once: copies on the same card share theirs."""
     return list({id(graph): graph for graphs in lists for graph in graphs}.values())
 

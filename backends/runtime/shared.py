@@ -10,12 +10,12 @@ from weakref import WeakKeyDictionary
 from ..choices.choices import HOSTS, Choices
 from ..cuda_graphs.memory import CapturedMemory
 from ..debugging import OFF, Debugging
-from ..graphs.lessons import Lessons
+from ..graphs.learned_models import LearnedModels
 from ..graphs.library import Graphs
 from ..host_api.needs import Feature
 from ..reasons import Reason
 from ..storing.comparisons import Comparisons
-from .variations import Needs
+from .specializations import Needs
 from .verdicts import Verdicts
 from .verification import Verification
 
@@ -42,7 +42,7 @@ class Shared:
     verification: Verification | None = None
     choices: Choices = HOSTS
     off: Mapping[Feature, Reason] = field(default_factory=dict)
-    lessons: Lessons | None = None
+    lessons: LearnedModels | None = None
     _needs: WeakKeyDictionary[Any, Needs] = field(default_factory=WeakKeyDictionary)
     _verdicts: WeakKeyDictionary[Any, Verdicts] = field(default_factory=WeakKeyDictionary)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..graphs.graph import Graph
+from ..graphs.compiled_graph import CompiledGraph
 from ..host_api.memory import patches_of
 from ..reasons import Reason, of
 
@@ -38,7 +38,7 @@ class Verdicts:
         #: What tells these weights from other models'; the first ones that a graph differed with.
         self._weights: dict[str, str] = {}
 
-    def begin_run(self, model: Any, graphs: Sequence[Graph]) -> None:
+    def begin_run(self, model: Any, graphs: Sequence[CompiledGraph]) -> None:
         """Use resting graphs again; with other patches, compare again what differed.
 
         Args:
@@ -56,7 +56,7 @@ class Verdicts:
             for graph in graphs[:1]:
                 graph.changed()
 
-    def against(self, graph: Graph, others: str = "") -> Reason | None:
+    def against(self, graph: CompiledGraph, others: str = "") -> Reason | None:
         """Say why a graph does not serve calls of this model now, if so.
 
         Args:
@@ -67,24 +67,24 @@ class Verdicts:
         name = named(graph, others)
         return self._refused.get(name) or self._resting.get(name)
 
-    def rest(self, graph: Graph, others: str, reason: Reason) -> None:
+    def rest(self, graph: CompiledGraph, others: str, reason: Reason) -> None:
         """Leave its calls to the host until the model's next run begins."""
         self._resting[named(graph, others)] = reason
         graph.changed()
 
-    def refuse(self, graph: Graph, others: str, reason: Reason) -> None:
+    def refuse(self, graph: CompiledGraph, others: str, reason: Reason) -> None:
         """Leave its calls to the host as long as the model has the same patches."""
         self._refused[named(graph, others)] = reason
         graph.changed()
 
-    def good(self, graph: Graph, others: str, weight_class: str) -> None:
+    def good(self, graph: CompiledGraph, others: str, weight_class: str) -> None:
         """Note that a graph gave what the host does."""
         self._doubts.discard((named(graph, others), weight_class))
         graph.is_proven = True
 
     def differs(
         self,
-        graph: Graph,
+        graph: CompiledGraph,
         others: str,
         weight_class: str,
         error: float,
@@ -114,7 +114,7 @@ class Verdicts:
         return reason
 
 
-def named(graph: Graph, others: str) -> str:
+def named(graph: CompiledGraph, others: str) -> str:
     """Return the name of what is compared: the graph, by card, with others' code."""
     card = f" on card {graph.card}" if graph.card else ""
     return f"{graph.key}{card} {others}".rstrip()

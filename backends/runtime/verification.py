@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from ..graphs.graph import Graph
+from ..graphs.compiled_graph import CompiledGraph
 from ..kinds.tolerance import tells_nothing
 from ..plans.plan import Place
 from ..reasons import of
 from ..storing.comparisons import Comparisons
 from ..weights.fetching import Fetched
-from .trust import Sample, Trust, Verdict
 from .verdicts import Verdicts
+from .verifier import Sample, Verdict, Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Verification:
             return first
 
 
-class Verifying(Trust):
+class EveryCallVerifier(Verifier):
     """The comparisons of one place's graph if every call is compared.
 
     A graph that differs stays in use, but eager's result of each call is used: what follows is
@@ -79,18 +79,18 @@ class Verifying(Trust):
     def __init__(
         self,
         place: Place,
-        graph: Graph,
+        graph: CompiledGraph,
         comparisons: Comparisons,
         model: Any,
         verdicts: Verdicts,
         verification: Verification,
     ) -> None:
-        """Set up for one place's graph, as `Trust` is.
+        """Set up for one place's graph, as `Verifier` is.
 
         Args:
             place: the place.
             graph: its graph.
-            comparisons, model, verdicts: as of `Trust`.
+            comparisons, model, verdicts: as of `Verifier`.
             verification: what all places of the process share.
         """
         super().__init__(place, graph, comparisons, model, verdicts)

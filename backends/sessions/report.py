@@ -13,7 +13,7 @@ from ..contract import WhenMissing
 from ..cuda_graphs.pieces import Pieces
 from ..cuda_graphs.replays import Replays
 from ..device.gpu import is_gpu
-from ..graphs.graph import Graph, State
+from ..graphs.compiled_graph import CompiledGraph, State
 from ..reasons import Reason, joined, of
 from ..runtime.kind import Kind
 from ..runtime.last_run import Parts
@@ -189,12 +189,12 @@ def _standing(session: Session, parts: Parts) -> str:
     return "waiting" if replays and session.pace.speed() is None else "eager"
 
 
-def _by_key(graphs: Iterable[Graph]) -> list[Graph]:
+def _by_key(graphs: Iterable[CompiledGraph]) -> list[CompiledGraph]:
     """One graph of several that cards loaded from one file."""
     return list({graph.key: graph for graph in graphs}.values())
 
 
-def _is_awaited(graph: Graph) -> bool:
+def _is_awaited(graph: CompiledGraph) -> bool:
     """Whether it may still become ready in this run."""
     return graph.is_pending and not graph.is_missed
 
@@ -234,7 +234,7 @@ def _together(counters: Iterable[Counter[Reason]]) -> dict[Reason, int]:
     return dict(total)
 
 
-def _state(graph: Graph) -> str:
+def _state(graph: CompiledGraph) -> str:
     return (State.MISSING if graph.is_missed else graph.state).value
 
 

@@ -19,11 +19,11 @@ from ..host_api.needs import Feature
 from ..host_api.present import why_off
 from ..plans.plan import Plan
 from ..reasons import Reason, joined, of, with_remedy
+from ..runtime.learner import Learner
 from ..runtime.pace import Pace
 from ..runtime.scope import Scope
 from ..runtime.session import Options, Session, Whose
 from ..runtime.shared import Shared
-from ..runtime.study import Study
 from .eager_times import EagerTimes
 from .settings import Settings
 
@@ -70,7 +70,7 @@ class Starter:
         replays = self._replays(attached)
         notes: Sequence[Reason] = ()
         make_plan = attached.plan
-        study = None
+        learner = None
         try:
             if options.form is CallForm.EXACT:
                 asked = self._shared.debugging
@@ -80,8 +80,8 @@ class Starter:
                 raise RequirementError(told if replays else with_remedy(told, asked.words))
             plan = make_plan(attached.root)
             if isinstance(plan, Reason):
-                study = self._study(attached, options)
-                if study is None and (attached.root is None or not may_be_swapped(attached.root)):
+                learner = self._learner(attached, options)
+                if learner is None and (attached.root is None or not may_be_swapped(attached.root)):
                     raise RequirementError(plan)
                 plan = Plan(outside=[("the model", plan)])  # it is cut again when a run begins
             device = attached.placement().device
@@ -96,7 +96,7 @@ class Starter:
                 raise
             else:
                 notes = [of("replayed_as_is", why=error.told)]
-            make_plan, plan, study = _nothing, Plan(), None
+            make_plan, plan, learner = _nothing, Plan(), None
             resolution = resolve_backend("eager", attached.placement().device.type)
         assert attached.root is not None
         scope = Scope(
@@ -108,7 +108,7 @@ class Starter:
             self._shared,
             replays,
             self._pieces(attached),
-            study=study,
+            learner=learner,
         )
         notes = [*notes, self._shared.debugging.words, *self._lacks(attached)]
         return Session(
@@ -122,7 +122,7 @@ class Starter:
             self._attached_by,
         )
 
-    def _study(self, attached: Attached, options: Options) -> Study | None:
+    def _learner(self, attached: Attached, options: Options) -> Learner | None:
         """What learns how a model that no family describes calls its blocks, if allowed."""
         root, lessons, settings = attached.root, self._shared.lessons, self._settings
         if root is None or lessons is None or attached.sort != "model":
@@ -130,7 +130,7 @@ class Starter:
         if not settings.learns_models or not may_be_learned(root):
             return None
         asks = options.when_missing is not WhenMissing.NEVER
-        return Study(root, attached.holder, lessons, lambda: settings.learns_models, may_ask=asks)
+        return Learner(root, attached.holder, lessons, lambda: settings.learns_models, may_ask=asks)
 
     def _disturbing(self, attached: Attached) -> Callable[[], bool]:
         """Return a function that tells whether builds slow the steps of an object now."""

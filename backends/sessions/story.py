@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 
-from ..graphs.graph import Graph, State
+from ..graphs.compiled_graph import CompiledGraph, State
 from ..reasons import NOTHING, Reason
 from ..runtime.session import Session
 
@@ -32,7 +32,7 @@ class Story:
             weakref.WeakKeyDictionary()
         )
 
-    def attached(self, session: Session, graphs: Sequence[Graph]) -> None:
+    def attached(self, session: Session, graphs: Sequence[CompiledGraph]) -> None:
         """A node attached a session, and its graphs were asked for."""
         if not graphs:
             why = session.notes[0] if session.notes else "nothing of it is compiled"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..building.builder import Builder
 from ..contract import WhenMissing
-from ..graphs.graph import Graph
+from ..graphs.compiled_graph import CompiledGraph
 from ..runtime.faults import LEARNING
 from ..runtime.live import Live
 from ..runtime.scope import Scope
@@ -18,7 +18,7 @@ from .prompts import Progress, Prompts
 from .workflow_links import WorkflowLinks
 
 #: Have a session's graphs loaded, or built; where its workflow's files lie.
-Request = Callable[[Session, Sequence[Graph]], None]
+Request = Callable[[Session, Sequence[CompiledGraph]], None]
 Folders = Callable[[Session], Sequence[Path]]
 
 
@@ -54,9 +54,9 @@ class Taught:
         Args:
             scope: of the model, or of a copy of it.
         """
-        if scope.study is None:
+        if scope.learner is None:
             return
-        lesson = scope.study.find(self._folders(session), scope.faults)
+        lesson = scope.learner.find(self._folders(session), scope.faults)
         if session.options.when_missing is WhenMissing.WAIT:
             self._prompts.wait(session.name, [lesson], self._builder, on_progress)
 

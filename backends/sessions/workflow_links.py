@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import GraphFileError, WarmgraphError
-from ..graphs.graph import Graph, State
-from ..graphs.lessons import Lesson, Lessons
+from ..graphs.compiled_graph import CompiledGraph, State
+from ..graphs.learned_models import LearnedModel, LearnedModels
 from ..reasons import Reason, of
 from ..runtime.session import Options, Session
 from ..storing import folders
@@ -62,10 +62,10 @@ class _Record:
     Graphs hold no model: descriptions are plain data, and weights are given at each call.
     """
 
-    graphs: dict[str, Graph] = field(default_factory=dict)
+    graphs: dict[str, CompiledGraph] = field(default_factory=dict)
     sessions: weakref.WeakSet[Session] = field(default_factory=weakref.WeakSet)
     #: By which models are cut that no family describes.
-    lessons: set[Lesson] = field(default_factory=set)
+    lessons: set[LearnedModel] = field(default_factory=set)
     #: Graphs that were put there and were not there before.
     new: int = 0
 
@@ -77,7 +77,7 @@ class WorkflowLinks:
         self,
         store: Store,
         workflows: Callable[[str | None], Path | None],
-        lessons: Lessons | None = None,
+        lessons: LearnedModels | None = None,
     ) -> None:
         """Set up; nothing is filed yet.
 
@@ -165,7 +165,7 @@ class WorkflowLinks:
                 logger.info("Warmgraph: %d compiled graphs are filed %s", record.new, where)
                 record.new = 0
 
-    def _add(self, place: _Place, graphs: list[Graph], sessions: list[Session]) -> None:
+    def _add(self, place: _Place, graphs: list[CompiledGraph], sessions: list[Session]) -> None:
         """Have graphs filed in a place; the lock is held."""
         record = self._records.pop(place, None) or _Record()
         self._records[place] = record  # the last one used
@@ -204,7 +204,7 @@ class WorkflowLinks:
         place: _Place,
         keys: list[str],
         sessions: Sequence[Session],
-        lessons: Sequence[Lesson],
+        lessons: Sequence[LearnedModel],
     ) -> int:
         """Link graphs into a place's folder, with the records that their models are cut by; returns
         how many are new there.

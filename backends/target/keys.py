@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..contract import Compiler, Description
+from ..contract import Compiler, RegionSpec
 from ..device import gpu
 from ..reasons import Reason
 from ..storing.canonical_json import canonical_json, sha256_hex
@@ -39,7 +39,7 @@ def target(device: str, backend: Compiler, card: int | None = None) -> dict[str,
     return compose_target(device, backend.name, backend.fingerprint(device), facts)
 
 
-def structure(description: Description) -> dict[str, Any]:
+def structure(description: RegionSpec) -> dict[str, Any]:
     """Return the part of a description that says what is computed."""
     return {
         "family": description.family,
@@ -51,7 +51,7 @@ def structure(description: Description) -> dict[str, Any]:
     }
 
 
-def inputs(description: Description) -> dict[str, Any]:
+def inputs(description: RegionSpec) -> dict[str, Any]:
     """Return the part of a description that says what a graph takes."""
     return {
         "inputs": [asdict(each) for each in description.inputs],
@@ -59,7 +59,7 @@ def inputs(description: Description) -> dict[str, Any]:
     }
 
 
-def graph_key(description: Description, target_facts: dict[str, Any]) -> str:
+def graph_key(description: RegionSpec, target_facts: dict[str, Any]) -> str:
     """Return the key of a kind on a target: 64 hex digits, the same in every process."""
     parts = {
         "format": FORMAT,
@@ -70,7 +70,7 @@ def graph_key(description: Description, target_facts: dict[str, Any]) -> str:
     return sha256_hex(canonical_json(parts).encode())
 
 
-def explain_structure(manifest: Manifest, description: Description) -> list[Reason]:
+def explain_structure(manifest: Manifest, description: RegionSpec) -> list[Reason]:
     """Say in words how a graph file's region differs from a kind of the same form; empty: it
     fits.
     """

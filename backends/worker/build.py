@@ -12,7 +12,7 @@ from ..building.messages import REMEMBERED
 from ..code.transplant import Guests, transplanted
 from ..compilers import registry
 from ..compilers.registry import backend_named
-from ..contract import Compiler, Description, Measure, Program
+from ..contract import Compiler, Measure, Program, RegionSpec
 from ..device.gpu import empty_cache, in_use, is_gpu, pretended
 from ..errors import BrokenWorkerError, BuildError, RequirementError, WarmgraphError
 from ..families.catalogue import form_of
@@ -47,7 +47,7 @@ def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any
     """Build one kind.
 
     Args:
-        task: "description" (`Description.to_dict`), "backend" (name), "key" (the graph's key),
+        task: "description" (`RegionSpec.to_dict`), "backend" (name), "key" (the graph's key),
             "card" (the number of its GPU; 0 without one), and "dump" (a folder for intermediate
             results, if a developer wants them).
         measure: held while kernels are measured on the GPU.
@@ -67,7 +67,7 @@ def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any
 
 
 def _run(task: dict[str, Any], measure: Measure) -> tuple[bytes, dict[str, Any]]:
-    description = Description.from_dict(task["description"])
+    description = RegionSpec.from_dict(task["description"])
     if description.packs:  # as in the server: the host was imported before the packs
         named_code(description.module)
     backend = backend_named(task["backend"])
@@ -105,7 +105,7 @@ def _check_requirements(backend: Compiler, device: str) -> None:
 
 
 def _build(
-    description: Description,
+    description: RegionSpec,
     form: Any,
     backend: Compiler,
     guests: Guests,
@@ -136,7 +136,7 @@ def _build(
     return compiled.payload, facts
 
 
-def _export(description: Description, form: Any, guests: Guests) -> Program:
+def _export(description: RegionSpec, form: Any, guests: Guests) -> Program:
     """Export a kind, and check that other packs' code in it can be part of a graph."""
     if not guests.any:
         return export(description, form)
@@ -149,7 +149,7 @@ def _export(description: Description, form: Any, guests: Guests) -> Program:
     return program
 
 
-def _check_key(task: dict[str, Any], description: Description, form: Any, guests: Guests) -> None:
+def _check_key(task: dict[str, Any], description: RegionSpec, form: Any, guests: Guests) -> None:
     """The key must be the same here, or this process sees another host or torch."""
     here = region_sources(form, description.module)
     if here != description.sources:

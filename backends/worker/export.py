@@ -17,7 +17,7 @@ from torch.export import Dim
 from torch.export.graph_signature import InputKind
 
 from ..compilers.rewrites import tracing
-from ..contract import Description, Eager, InputSpec, Program, Symbol, WeightSpec
+from ..contract import Eager, InputSpec, Program, RegionSpec, Symbol, WeightSpec
 from ..errors import BuildError
 from ..kinds.layout import CONTIGUOUS, lay_out, memory_format
 from ..operators import host_attention, host_layer
@@ -69,7 +69,7 @@ class _Region(torch.nn.Module):
             )
 
 
-def export(description: Description, form: Any) -> Program:
+def export(description: RegionSpec, form: Any) -> Program:
     """Export a kind.
 
     Args:
@@ -115,7 +115,7 @@ def export(description: Description, form: Any) -> Program:
 class _Example(NamedTuple):
     """Makes random weights and inputs of a kind."""
 
-    description: Description
+    description: RegionSpec
     weights: Sequence[WeightSpec]
 
     def __call__(
@@ -164,7 +164,7 @@ def example_input(
     return lay_out(drawn.to(dtype), layout)
 
 
-def _export(description: Description, region: torch.nn.Module, examples: tuple[Any, ...]) -> Any:
+def _export(description: RegionSpec, region: torch.nn.Module, examples: tuple[Any, ...]) -> Any:
     """Export over the ranges of `_traced_range`, the weights as inputs."""
     shapes = (_dynamic_shapes(description),)
     try:
@@ -185,7 +185,7 @@ def _traced_range(symbol: Symbol) -> tuple[int, int]:
     return max(2, symbol.minimum), symbol.maximum
 
 
-def _dynamic_shapes(description: Description) -> tuple[Any, ...]:
+def _dynamic_shapes(description: RegionSpec) -> tuple[Any, ...]:
     ranges = {s.name: _traced_range(s) for s in description.symbols}
     dims = {name: Dim(name, min=low, max=high) for name, (low, high) in ranges.items()}
     shapes: list[Any] = []
@@ -200,7 +200,7 @@ def _dynamic_shapes(description: Description) -> tuple[Any, ...]:
     return tuple(shapes)
 
 
-def _check_ranges(description: Description, exported: Any) -> None:
+def _check_ranges(description: RegionSpec, exported: Any) -> None:
     """Every declared symbol must have survived with its range."""
     declared = {_traced_range(s) for s in description.symbols}
     symbols = [node for node in exported.graph.nodes if node.op == "placeholder"][
@@ -239,7 +239,7 @@ def _weights(exported: Any) -> list[WeightSpec]:
     ]
 
 
-def _eager(description: Description, form: Any, *, in_full: bool = False) -> Eager:
+def _eager(description: RegionSpec, form: Any, *, in_full: bool = False) -> Eager:
     def run(weights: list[torch.Tensor], inputs: list[Any]) -> tuple[torch.Tensor, ...]:
         pending = iter(weights)
         twin = make_twin(description.module, lambda _shape, _dtype: next(pending))
@@ -252,7 +252,7 @@ def _eager(description: Description, form: Any, *, in_full: bool = False) -> Eag
     return run
 
 
-def _work(description: Description, graph_module: torch.fx.GraphModule) -> float:
+def _work(description: RegionSpec, graph_module: torch.fx.GraphModule) -> float:
     """The largest tensor of the graph relative to the first input, both at the example sizes."""
     elements = []
     for node in graph_module.graph.nodes:

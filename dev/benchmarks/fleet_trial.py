@@ -36,12 +36,12 @@ if "warmgraph_backends" not in sys.modules:
 from fsspec import AbstractFileSystem, register_implementation  # noqa: E402
 
 from warmgraph_backends.building.contract import BuildResult, Job  # noqa: E402
-from warmgraph_backends.contract import Compiled, Description, Requirement  # noqa: E402
+from warmgraph_backends.contract import Compiled, RegionSpec, Requirement  # noqa: E402
 from warmgraph_backends.events import Events  # noqa: E402
 from warmgraph_backends.fleet.claims import FleetClaims  # noqa: E402
 from warmgraph_backends.fleet.remote import MISSED_S, Remote  # noqa: E402
 from warmgraph_backends.fleet.settings import READ, WRITE, FleetSettings  # noqa: E402
-from warmgraph_backends.graphs.graph import Graph, State  # noqa: E402
+from warmgraph_backends.graphs.compiled_graph import CompiledGraph, State  # noqa: E402
 from warmgraph_backends.graphs.library import Graphs  # noqa: E402
 from warmgraph_backends.storing.graph_file import compress_payload  # noqa: E402
 from warmgraph_backends.storing.signing import Signer  # noqa: E402
@@ -270,9 +270,9 @@ class Worker:
         compiler: Any = Compiler(made.row, self._note)
         self._graphs = Graphs(store, compiler, claims, Events(), remote=self.remote)
         backend, module = Plain(), {"class": "trial:Block", "parameters": {}, "modules": []}
-        self.wanted: list[Graph] = [
+        self.wanted: list[CompiledGraph] = [
             self._graphs.graph(
-                Description("trial", f"form{n}", f"block {n}", module, (), (), device="cpu"),
+                RegionSpec("trial", f"form{n}", f"block {n}", module, (), (), device="cpu"),
                 backend,
                 {"device": "cpu"},
             )

@@ -32,7 +32,7 @@ def main(tree: str, store: str, private: str, target: str) -> None:
     from warmgraph_backends.compilers.registry import backend_named
     from warmgraph_backends.device import gpu
     from warmgraph_backends.families.catalogue import plan_model
-    from warmgraph_backends.graphs.graph import Graph, manifest_of, validate_result
+    from warmgraph_backends.graphs.compiled_graph import CompiledGraph, manifest_of, validate_result
     from warmgraph_backends.plans.plan import describe_place
     from warmgraph_backends.storing.graph_file import compress_payload
     from warmgraph_backends.storing.signing import Signer
@@ -45,7 +45,9 @@ def main(tree: str, store: str, private: str, target: str) -> None:
     place = next(place for place in plan.places if place.form.name == "single")
     description = describe_place(place, plan, dtype=torch.bfloat16, device="cuda")
     backend = backend_named("inductor")
-    graph = Graph(keys.graph_key(description, keys.target("cuda", backend)), description, backend)
+    graph = CompiledGraph(
+        keys.graph_key(description, keys.target("cuda", backend)), description, backend
+    )
     task = {"key": graph.key, "description": description.to_dict(), "backend": "inductor"}
     began = time.monotonic()
     payload, said = build.run(task, measure=contextlib.nullcontext)

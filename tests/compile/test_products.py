@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from warmgraph_backends.contract import Description, Program
+from warmgraph_backends.contract import Program, RegionSpec
 from warmgraph_backends.families.catalogue import form_of, plan_model
 from warmgraph_backends.kernels import products, rounding
 from warmgraph_backends.kinds.tolerance import relative_l2
@@ -216,7 +216,7 @@ def test_every_other_sum_stays_as_it_is(function: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def block(host: Host) -> Description:
+def block(host: Host) -> RegionSpec:
     """A transformer block of a narrow SDXL."""
     plan = plan_model(host.load("narrowxl")[0].model.diffusion_model)
     assert not isinstance(plan, str)
@@ -224,11 +224,11 @@ def block(host: Host) -> Description:
     return describe_place(place, plan, dtype=torch.float16, device="cpu")
 
 
-def _program(description: Description) -> Program:
+def _program(description: RegionSpec) -> Program:
     return export(description, form_of(description.family, description.form))
 
 
-def test_the_hosts_block_adds_its_last_product_in_place(block: Description) -> None:
+def test_the_hosts_block_adds_its_last_product_in_place(block: RegionSpec) -> None:
     sizes = {"batch": 2, "tokens": 9, "context": 7}
     program = _program(block)
     module, _ = _compiled(program.graph_module)

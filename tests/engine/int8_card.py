@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.choices import int8_products, ways
+from warmgraph_backends.choices import autotuner, int8_products
 from warmgraph_backends.choices.int8_products import Int8Products
 from warmgraph_backends.host_api import kitchen
 from warmgraph_backends.kernels import int8_rows, int8_sums
@@ -32,14 +32,14 @@ class Card:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times: dict[str, float]) -> None:
         self.times = dict(times)
         self.timed = 0
-        self.ways: set[str] = set()  # that were timed last
+        self.autotuner: set[str] = set()  # that were timed last
         self.apart = 0
         self.is_capturing = False
 
         def by_turns(runs: Any, *, are_short: bool) -> dict[str, float]:
             assert are_short
             self.timed += 1
-            self.ways = set(runs)
+            self.autotuner = set(runs)
             return {name: self.times[name] for name in runs}
 
         def multiply(*given: Any) -> torch.Tensor:
@@ -53,7 +53,7 @@ class Card:
         monkeypatch.setattr(int8_products, "current_stream", lambda device: 0)
         monkeypatch.setattr(int8_rows, "compile_or_warn", compile_kernel)
         monkeypatch.setattr(int8_rows, "is_capturing", lambda device: self.is_capturing)
-        monkeypatch.setattr(ways, "by_turns", by_turns)
+        monkeypatch.setattr(autotuner, "by_turns", by_turns)
         monkeypatch.setattr(kitchen, "multiply_int8_rows", multiply)
         monkeypatch.setattr(
             torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing, raising=False

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from warmgraph_backends.contract import Description
+from warmgraph_backends.contract import RegionSpec
 from warmgraph_backends.families import int8_product
 from warmgraph_backends.kernels import int8_sums
 
@@ -19,7 +19,7 @@ SIZES = [(1, 1, 1), (17, 3, 5), (257, 2, 9), (2, 40, 130)]
 EXAMPLE = {"rows": 8, "columns": 3, "width": 4}
 
 
-def described(dtype: torch.dtype) -> Description:
+def described(dtype: torch.dtype) -> RegionSpec:
     """The kind, which takes the same sizes as any."""
     whole = int8_product.describe(dtype, "cpu")
     symbols = tuple(replace(each, example=EXAMPLE[each.name]) for each in whole.symbols)

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from warmgraph_backends.compilers.registry import backend_named
-from warmgraph_backends.contract import Description
+from warmgraph_backends.contract import RegionSpec
 from warmgraph_backends.debugging import OFF, Debugging
 from warmgraph_backends.engine import Engine, Hooks, Paths, WorkflowRef
-from warmgraph_backends.graphs.graph import Graph
+from warmgraph_backends.graphs.compiled_graph import CompiledGraph
 from warmgraph_backends.host_api.layers import bound_forward
 from warmgraph_backends.sessions.settings import Settings
 from warmgraph_backends.storing.signing import Signer
@@ -96,7 +96,7 @@ class Lab:
         assert [graph.reason for graph in graphs] == [None] * len(labels)
         return graphs
 
-    def graph(self, description: Description, *, build: bool) -> Graph:
+    def graph(self, description: RegionSpec, *, build: bool) -> CompiledGraph:
         """Load the graph of a kind that is at no place, or build it."""
         backend = backend_named("inductor")
         engine, facts = self.engine, keys.target(description.device, backend)

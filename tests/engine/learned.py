@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from warmgraph_backends.contract import Description
-from warmgraph_backends.graphs.graph import Graph
+from warmgraph_backends.contract import RegionSpec
+from warmgraph_backends.graphs.compiled_graph import CompiledGraph
 from warmgraph_backends.learning.family import family_of
 from warmgraph_backends.learning.form import Learned
 from warmgraph_backends.learning.record import learn_root
@@ -74,7 +74,7 @@ class Regions:
         record: Record,
         *,
         exported: bool = False,
-        built: Callable[[Description], Graph] | None = None,
+        built: Callable[[RegionSpec], CompiledGraph] | None = None,
         lacking: str | None = None,
     ) -> None:
         """Set up.
@@ -122,7 +122,7 @@ class Regions:
         values = [weights[spec.name] for spec in specs]
         return leave(form, inputs, tuple(call([*values, *inputs])))
 
-    def _graph(self, description: Description, form: Learned) -> tuple[Any, Callable[[Any], Any]]:
+    def _graph(self, description: RegionSpec, form: Learned) -> tuple[Any, Callable[[Any], Any]]:
         """The weights that a kind's graph takes, and its call."""
         if self._built is not None:
             loaded = self._built(description).loaded

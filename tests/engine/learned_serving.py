@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from warmgraph_backends.contract import WhenMissing
-from warmgraph_backends.graphs.graph import State
+from warmgraph_backends.graphs.compiled_graph import State
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 from warmgraph_tools.watched import sample

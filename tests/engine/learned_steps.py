@@ -20,13 +20,13 @@ from warmgraph_backends.contract import WhenMissing
 from warmgraph_backends.errors import BuildError, LearnError
 from warmgraph_backends.events import Events
 from warmgraph_backends.families.catalogue import form_of
-from warmgraph_backends.graphs.graph import Graph, Loaded, Outcome, State
-from warmgraph_backends.graphs.lessons import Lessons
+from warmgraph_backends.graphs.compiled_graph import CompiledGraph, Loaded, Outcome, State
+from warmgraph_backends.graphs.learned_models import LearnedModels
 from warmgraph_backends.plans.plan import Plan
+from warmgraph_backends.runtime.learner import Learner
 from warmgraph_backends.runtime.pace import Pace, Times
 from warmgraph_backends.runtime.scope import Scope
 from warmgraph_backends.runtime.session import Options, Session
-from warmgraph_backends.runtime.study import Study
 from warmgraph_backends.sessions.report import model_report
 from warmgraph_backends.storing.canonical_json import canonical_json
 from warmgraph_backends.storing.graph_file import compress_payload
@@ -40,7 +40,7 @@ from .made_up import built_here
 CPU = torch.device("cpu")
 
 
-def exported_here(graph: Graph) -> Outcome:
+def exported_here(graph: CompiledGraph) -> Outcome:
     """What a worker exports, run operator by operator: nothing is compiled."""
     told = graph.description
     try:
@@ -100,7 +100,7 @@ class Steps:
         lab: Lab,
         folder: Path,
         make: Callable[[], torch.nn.Module],
-        built: Callable[[Graph], Outcome] = built_here,
+        built: Callable[[CompiledGraph], Outcome] = built_here,
     ) -> None:
         """Set up.
 
@@ -112,14 +112,14 @@ class Steps:
         self.lab, self.root = lab, make().eval().requires_grad_(False)
         self.here = Here(make)
         records = Records(folder / "records", lab.signer)
-        lessons = Lessons(records, self.here, Events())  # type: ignore[arg-type]
+        lessons = LearnedModels(records, self.here, Events())  # type: ignore[arg-type]
         shared = replace(lab.engine._shared, lessons=lessons)
         model = SimpleNamespace(model_config=SimpleNamespace(unet_config={}))
-        self.study = Study(self.root, model, lessons, lambda: True, may_ask=True)
-        self.study.look(())
+        self.learner = Learner(self.root, model, lessons, lambda: True, may_ask=True)
+        self.learner.look(())
         backend = backend_named("inductor")
         self.scope = Scope(
-            self.root, self.root, self.study.plan, Plan(), backend, shared, study=self.study
+            self.root, self.root, self.learner.plan, Plan(), backend, shared, learner=self.learner
         )
         options = Options(WhenMissing.BACKGROUND, "")
         self.session = Session("1", "Model", backend, options, self.scope, Pace(Times()))
@@ -132,7 +132,7 @@ class Steps:
     def make_with(self, given: Sequence[torch.Tensor], steps: int = 1, /, **options: Any) -> Any:
         """As `make`, called with these."""
         scope, own = self.scope, type(self.root).forward
-        if self.study.has_news:
+        if self.learner.has_news:
             scope.describe(CPU, torch.float32)
         for graph in scope.graphs:
             if graph.state is State.MISSING:

@@ -12,7 +12,7 @@ import torch
 from warmgraph_backends.compilers.registry import backend_named
 from warmgraph_backends.contract import WeightSpec
 from warmgraph_backends.families import catalogue as registry
-from warmgraph_backends.graphs.graph import Graph, Loaded, Outcome, State
+from warmgraph_backends.graphs.compiled_graph import CompiledGraph, Loaded, Outcome, State
 from warmgraph_backends.plans.family import Family
 from warmgraph_backends.plans.plan import Plan
 from warmgraph_backends.runtime.scope import Scope
@@ -29,7 +29,9 @@ def register(monkeypatch: pytest.MonkeyPatch, family: Family) -> None:
 
 
 @contextlib.contextmanager
-def compiled(lab: Lab, root: torch.nn.Module, plan: Plan) -> Iterator[tuple[Scope, list[Graph]]]:
+def compiled(
+    lab: Lab, root: torch.nn.Module, plan: Plan
+) -> Iterator[tuple[Scope, list[CompiledGraph]]]:
     """A scope over a model with the graph of each of its kinds built and loaded."""
     graphs, backend = lab.engine._graphs, backend_named("inductor")
     scope = Scope(root, root, lambda _: plan, plan, backend, lab.engine._shared)
@@ -42,7 +44,7 @@ def compiled(lab: Lab, root: torch.nn.Module, plan: Plan) -> Iterator[tuple[Scop
         lab.engine.close()
 
 
-def built_here(graph: Graph) -> Outcome:
+def built_here(graph: CompiledGraph) -> Outcome:
     """What a worker does, which would import a made-up family as a module of ours."""
     backend = graph.backend
     description = graph.description.to_dict()

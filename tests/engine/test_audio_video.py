@@ -12,7 +12,7 @@ import torch
 
 from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.plans.plan import Plan, describe_place
-from warmgraph_backends.runtime import trust
+from warmgraph_backends.runtime import verifier
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
@@ -457,9 +457,9 @@ def test_long_calls_are_compared_on_a_part_of_their_tokens(
     are compared.
     """
     if cut:
-        monkeypatch.setattr(trust, "MAX_COMPARED", 20_000)
+        monkeypatch.setattr(verifier, "MAX_COMPARED", 20_000)
     seen: set[tuple[int, int]] = set()
-    sample = trust.Trust.sample
+    sample = verifier.Verifier.sample
 
     def noted(each: Any, inputs: Any, elements: int) -> Any:
         found = sample(each, inputs, elements)
@@ -467,8 +467,8 @@ def test_long_calls_are_compared_on_a_part_of_their_tokens(
         seen.add((x.shape[0], modulation.shape[1]))
         return found
 
-    monkeypatch.setattr(trust.Trust, "sample", noted)
-    monkeypatch.setattr(trust.Trust, "covers", lambda *_: False)
+    monkeypatch.setattr(verifier.Verifier, "sample", noted)
+    monkeypatch.setattr(verifier.Verifier, "covers", lambda *_: False)
     h3.check(8, 8, 7)
     [(tokens, kinds)] = seen
     everything = 7 * 16 + 2 * 8 + 13
@@ -479,6 +479,6 @@ def test_a_call_with_guides_is_compared_on_a_part_of_its_tokens_without_them(
     ltx: AvRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mask is of all tokens."""
-    monkeypatch.setattr(trust, "MAX_COMPARED", 2_000)
-    monkeypatch.setattr(trust.Trust, "covers", lambda *_: False)
+    monkeypatch.setattr(verifier, "MAX_COMPARED", 2_000)
+    monkeypatch.setattr(verifier.Verifier, "covers", lambda *_: False)
     ltx.check(4, 5, 4, change=guided(0.7), cfg=3.0)

@@ -17,7 +17,7 @@ import torch
 from warmgraph_backends.cuda_graphs import captured_call
 from warmgraph_backends.runtime.region import Region
 from warmgraph_backends.runtime.scope import Scope
-from warmgraph_backends.runtime.trust import Trust
+from warmgraph_backends.runtime.verifier import Verifier
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab, left_behind, relative
@@ -146,7 +146,7 @@ def test_a_capture_of_ours_learns_that_a_graph_was_not_compared(
     def raised(*_: Any) -> Any:
         raise AssertionError("compared within a capture")
 
-    monkeypatch.setattr(Trust, "compare", raised)
+    monkeypatch.setattr(Verifier, "compare", raised)
     with captured_call.capturing(), pytest.raises(RuntimeError, match="not compared with eager"):
         xl.sample(ours, steps=1)
     assert left_behind(xl.unet) == []
@@ -194,7 +194,7 @@ def test_what_ours_allocates_is_kept_out_of_the_hosts_own_recording(
     recordings = {threading.get_ident(): recording}
     monkeypatch.setattr(prefetch, "MALLOC_GRAPHS", recordings, raising=False)
     monkeypatch.setattr(prefetch, "pause_malloc_graph", recording.paused, raising=False)
-    parts: list[tuple[Any, str]] = [(Region, "_compute"), (Trust, "compare")]
+    parts: list[tuple[Any, str]] = [(Region, "_compute"), (Verifier, "compare")]
     if not within:
         parts += [(Scope, "_prepare"), (Scope, "_bind")]
     for owner, name in parts:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.cuda_graphs import captures, replays, shown
+from warmgraph_backends.cuda_graphs import captures, replay_check, replays
 from warmgraph_backends.cuda_graphs.captured_call import CaptureError
 from warmgraph_backends.cuda_graphs.memory import CapturedMemory
 from warmgraph_backends.cuda_graphs.replays import CLEAN_CALLS, Replays
@@ -163,9 +163,9 @@ def test_of_a_large_call_nothing_is_kept_and_it_is_made_once_more(
     steps: tuple[Replays, _Weights, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, _, step = steps
-    monkeypatch.setattr(shown, "MOST_BYTES", 0)
+    monkeypatch.setattr(replay_check, "MOST_BYTES", 0)
     assert [step("compiled") for _ in range(CLEAN_CALLS)] == [None] * CLEAN_CALLS
-    assert [known.shown for known in made._signatures.values()] == [None]
+    assert [known.check for known in made._signatures.values()] == [None]
     assert step("compiled") == "compiled", "and it is proved all the same"
     made.drop()
     monkeypatch.setattr(_Graph, "wrong_by", 0.1)
@@ -178,8 +178,8 @@ def test_where_weights_changed_in_place_between_two_calls_the_captured_one_is_ma
     made, _, step = steps
     assert [step("compiled") for _ in range(CLEAN_CALLS)] == [None] * CLEAN_CALLS
     (known,) = made._signatures.values()
-    assert known.shown is not None
-    known.shown.gave([torch.full((2, 4), 5.0)])
+    assert known.check is not None
+    known.check.gave([torch.full((2, 4), 5.0)])
     assert step("compiled") == "compiled" and known.refused is None
 
 
@@ -215,7 +215,7 @@ def test_a_call_of_an_earlier_run_proves_nothing(
         made.begin_run()
         ran.append(step("compiled") is not None)
         made.end_run()
-        assert all(known.shown is None for known in made._signatures.values())
+        assert all(known.check is None for known in made._signatures.values())
     assert ran == [False] * CLEAN_CALLS + [True] * 2 and _Graph.tries == 1
 
 

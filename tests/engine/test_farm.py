@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from warmgraph_backends.building.farm import VARIABLE
-from warmgraph_backends.graphs.graph import State
+from warmgraph_backends.graphs.compiled_graph import State
 from warmgraph_tools.farm import Farm
 from warmgraph_tools.inprocess import Host
 

@@ -24,14 +24,14 @@ BROKEN = {
     "asking whether the model is the same": ("runtime.scope", "Scope.is_stale"),
     "beginning a run": ("runtime.scope", "Scope.begin_run"),
     "beginning a step": ("weights.fetching", "ModelWeights.begin_step"),
-    "making forwards": ("runtime.forwards", "Forwards.refresh"),
-    "choosing forwards": ("runtime.forwards", "Forwards._region"),
+    "making forwards": ("runtime.dispatcher", "Dispatcher.refresh"),
+    "choosing forwards": ("runtime.dispatcher", "Dispatcher._region"),
     "reading the call": ("runtime.scope", "read_call"),
-    "a region": ("runtime.acceptance", "Acceptance._problem"),
+    "a region": ("runtime.input_guard", "InputGuard._problem"),
     "weights": ("weights.fetching", "RegionWeights._gather"),
     "the host's weights": ("weights.casting", "Resident.fetch"),
-    "trust": ("runtime.trust", "Trust.covers"),
-    "comparing": ("runtime.trust", "difference"),
+    "verifying": ("runtime.verifier", "Verifier.covers"),
+    "comparing": ("runtime.verifier", "difference"),
     "remembering a comparison": ("storing.comparisons", "Comparisons.add"),
     "finding a model's session": ("attaching.evaluation", "_evaluation"),
     "looking at the model's own call": ("attaching.evaluation", "_route"),
@@ -211,14 +211,14 @@ def test_cancel_within_a_region_ends_the_prompt(
 ) -> None:
     from comfy.model_management import InterruptProcessingException
 
-    trust = importlib.import_module(f"{PACKAGE}.runtime.trust")
+    verifier = importlib.import_module(f"{PACKAGE}.runtime.verifier")
 
     def cancelled(*_: Any) -> Any:
         raise InterruptProcessingException
 
     ours = xl.lab.compiled(xl.model)
     with monkeypatch.context() as patch:
-        patch.setattr(trust.Trust, "covers", cancelled)
+        patch.setattr(verifier.Verifier, "covers", cancelled)
         with pytest.raises(InterruptProcessingException):
             xl.sample(ours)
     assert warned() == [] and left_behind(xl.unet) == []

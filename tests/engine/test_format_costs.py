@@ -9,7 +9,7 @@ import torch
 
 from warmgraph_backends.host_api.layers import multiplying_in_full
 from warmgraph_backends.kinds.tolerance import RELATIVE_L2, Difference
-from warmgraph_backends.runtime import trust
+from warmgraph_backends.runtime import verifier
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 from warmgraph_tools.quantised import FORMATS
@@ -50,13 +50,13 @@ def test_a_graph_in_float16_may_differ_by_what_its_format_costs(
     run = Flux(host, shared, flux("fp8_e4m3fn"))
     assert run.plain.model.get_dtype_inference() is torch.float16
     found: list[Difference] = []
-    own = trust.difference
+    own = verifier.difference
 
     def noted(*args: Any, **named: Any) -> Difference:
         found.append(own(*args, **named))
         return found[-1]
 
-    monkeypatch.setattr(trust, "difference", noted)
+    monkeypatch.setattr(verifier, "difference", noted)
     ours, hosts = run.images()
     assert run.is_compiled() and run.rounded() == [10, 3, 0]
     assert hosts.isfinite().all() and relative(ours, hosts) < 4 * QUANTISED

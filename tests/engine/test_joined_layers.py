@@ -14,7 +14,7 @@ import torch
 
 from warmgraph_backends.choices.int8_products import Int8Products
 from warmgraph_backends.compilers.inductor import Inductor
-from warmgraph_backends.contract import Description, Program
+from warmgraph_backends.contract import Program, RegionSpec
 from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.operators import host_layer
 from warmgraph_backends.operators.call_context import using
@@ -56,7 +56,7 @@ SETS = {
 SLOW = ("krea", "qwen", "flux1", "h3", "sd3")
 
 
-def places_of(kind: str, file: str = "int8") -> Iterator[tuple[Place, Description]]:
+def places_of(kind: str, file: str = "int8") -> Iterator[tuple[Place, RegionSpec]]:
     """A place of each form of a small quantised transformer."""
     plan = plan_model(transformers.load_quantised(kind, file).model.diffusion_model)
     assert isinstance(plan, Plan)
@@ -102,10 +102,10 @@ def test_a_norm_that_others_may_have_stands_between_its_product_and_the_next(hos
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[Place, Description], Program]:
+def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[Place, RegionSpec], Program]:
     """Exports a place in which each layer is an operator of its own."""
 
-    def make(place: Place, description: Description) -> Program:
+    def make(place: Place, description: RegionSpec) -> Program:
         with monkeypatch.context() as patch:
             patch.setattr(export, "join_layers", lambda graph_module: None)
             program = export.export(description, place.form)
@@ -115,7 +115,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[Place, Description], Pro
     return make
 
 
-def given_of(place: Place, description: Description, *but: str) -> dict[str, Any]:
+def given_of(place: Place, description: RegionSpec, *but: str) -> dict[str, Any]:
     """What the layers of a place are multiplied by, where they need not be called."""
     layers = (
         (path, place.module.get_submodule(path)) for path in host_layer.paths(description.module)
@@ -128,7 +128,7 @@ def given_of(place: Place, description: Description, *but: str) -> dict[str, Any
 @pytest.mark.parametrize("called", [(), (K,), (Q, K)], ids=str)
 def test_the_same_bits_as_by_one_operator_for_each(
     host: Host,
-    alone: Callable[[Place, Description], Program],
+    alone: Callable[[Place, RegionSpec], Program],
     tmp_path: Any,
     file: str,
     called: tuple[str, ...],
@@ -149,7 +149,7 @@ def test_the_same_bits_as_by_one_operator_for_each(
 @pytest.mark.parametrize(("kind", "form"), [("wan", "block"), ("qwen", "block")])
 def test_the_same_bits_as_compiled_with_one_operator_for_each(
     host: Host,
-    alone: Callable[[Place, Description], Program],
+    alone: Callable[[Place, RegionSpec], Program],
     tmp_path: Any,
     kind: str,
     form: str,

@@ -11,7 +11,7 @@ import torch
 
 from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.plans.plan import Place
-from warmgraph_backends.runtime import trust
+from warmgraph_backends.runtime import verifier
 from warmgraph_backends.runtime.faults import Faults
 from warmgraph_backends.runtime.region import Region
 from warmgraph_backends.runtime.written import leave
@@ -244,7 +244,7 @@ def test_a_graph_that_fails_or_differs_leaves_the_inputs_to_the_host(
         assert alone.call() is None and alone.is_untouched()
 
     alone = Alone(run, name)
-    monkeypatch.setattr(alone.region._trust, "_computed", lambda _: _raise(error))
+    monkeypatch.setattr(alone.region._verifier, "_computed", lambda _: _raise(error))
     assert alone.call() is None and alone.is_untouched()
 
     alone = Alone(run, name)
@@ -255,7 +255,7 @@ def test_a_graph_that_fails_or_differs_leaves_the_inputs_to_the_host(
         and "differs from ComfyUI's result" in alone.region.declined
     )
 
-    monkeypatch.setattr(trust, "MAX_COMPARED", 64)  # too large a call to compare all of it
+    monkeypatch.setattr(verifier, "MAX_COMPARED", 64)  # too large a call to compare all of it
     alone = Alone(run, name)
     call_instead(alone.graph, lambda arguments: _moved(graph, arguments))
     assert alone.call() is None and alone.is_untouched()

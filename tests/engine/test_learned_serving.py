@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.runtime import study
+from warmgraph_backends.runtime import learner
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab, call_instead
@@ -155,7 +155,7 @@ def test_a_model_that_cannot_be_looked_at_is_as_without(
         raise TypeError("settings that nobody expected")
 
     lab = again()
-    monkeypatch.setattr(study, "structure_of", fail)
+    monkeypatch.setattr(learner, "structure_of", fail)
     served = Served(host, lab, KIND, when_missing="wait")
     for _ in range(2):
         assert served.run() == (0, 0.0)

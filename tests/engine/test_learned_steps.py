@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends.graphs.lessons import MOST_STEPS
+from warmgraph_backends.graphs.learned_models import MOST_STEPS
 from warmgraph_tools.inprocess import Host
 
 from . import learned_models

@@ -13,7 +13,7 @@ import torch
 
 from warmgraph_backends.contract import InputSpec, Symbol
 from warmgraph_backends.families import catalogue as registry
-from warmgraph_backends.graphs.graph import State
+from warmgraph_backends.graphs.compiled_graph import State
 from warmgraph_backends.plans.binding import TAKEN, Arguments, Forward
 from warmgraph_backends.plans.family import Family
 from warmgraph_backends.plans.plan import Call, Form, Place, Plan, dispatch_one, host_results

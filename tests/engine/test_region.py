@@ -11,10 +11,10 @@ import torch
 
 from warmgraph_backends.kinds.layout import is_laid_out
 from warmgraph_backends.plans.plan import Place
-from warmgraph_backends.runtime import acceptance
+from warmgraph_backends.runtime import input_guard
 from warmgraph_backends.runtime.faults import Faults
 from warmgraph_backends.runtime.region import Region
-from warmgraph_backends.runtime.variations import Account
+from warmgraph_backends.runtime.specializations import CallStats
 from warmgraph_backends.storing.comparisons import Comparisons
 from warmgraph_backends.weights.fetching import ModelWeights
 from warmgraph_tools.inprocess import Host
@@ -61,7 +61,7 @@ class Bench:
         assert self.graph.loaded is not None
         self.weights = ModelWeights(probed.plain.model, torch.device("cpu"), torch.float32)
         memory = comparisons or _Trusting()
-        self.account = Account()
+        self.account = CallStats()
         self.region = Region(
             self.place, self.graph, self.weights, memory, Faults(), account=self.account
         )
@@ -183,7 +183,7 @@ def test_what_a_call_of_one_model_needs_is_built_for_that_model_alone(
         lab.engine._graphs, "request", lambda graphs, *_, **__: asked.extend(graphs)
     )
     with monkeypatch.context() as patch:
-        patch.setattr(acceptance, "MAX_ELEMENTS", 0)
+        patch.setattr(input_guard, "MAX_ELEMENTS", 0)
         large.sample()
     reasons = {entry["reason"] for entry in large.report()["eager"]}
     assert reasons == {"more elements than a compiled graph with 32-bit indices can address"}
@@ -368,7 +368,7 @@ def test_no_room_to_compare_leaves_the_call_to_the_host_and_lets_weights_go(
     def no_room(*inputs: Any) -> Any:
         raise torch.OutOfMemoryError("no room for the corner")
 
-    monkeypatch.setattr(entry.region._trust, "sample", no_room)
+    monkeypatch.setattr(entry.region._verifier, "sample", no_room)
     assert "out of memory" in entry.declined(image())
     assert released == [1]
 

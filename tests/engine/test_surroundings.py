@@ -291,11 +291,11 @@ def test_a_verdict_that_somebody_elses_maths_caused_is_not_the_last_word(
     xl: Subject, ours: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever of others' we do not see: here the reference itself is another one, once."""
-    from warmgraph_backends.runtime.trust import Trust
+    from warmgraph_backends.runtime.verifier import Verifier
 
     known = xl.lab.engine._shared.comparisons
     known._compared.clear()
-    plain, computed = xl.sample(xl.model), Trust._computed
+    plain, computed = xl.sample(xl.model), Verifier._computed
 
     def other(self: Any, inputs: Any) -> Any:
         results = computed(self, inputs)
@@ -305,7 +305,7 @@ def test_a_verdict_that_somebody_elses_maths_caused_is_not_the_last_word(
 
     fresh = xl.lab.compiled(xl.model, when_missing="never")
     with monkeypatch.context() as patch:
-        patch.setattr(Trust, "_computed", other)
+        patch.setattr(Verifier, "_computed", other)
         xl.sample(fresh)
         [reason] = reasons(xl.report(fresh))
         assert reason.startswith("differs from ComfyUI's result by")

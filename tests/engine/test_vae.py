@@ -330,9 +330,9 @@ def test_memory_that_runs_out_in_a_graph_is_the_hosts_call(
 def test_large_activations_are_compared_on_a_corner(
     vae_lab: Lab, plain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from warmgraph_backends.runtime import trust
+    from warmgraph_backends.runtime import verifier
 
-    monkeypatch.setattr(trust, "MAX_COMPARED", 1 << 14)
+    monkeypatch.setattr(verifier, "MAX_COMPARED", 1 << 14)
     fresh = vae_lab.copy_to(tmp_path)
     (tmp_path / "user" / "__warmgraph" / "verified.json").unlink()
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from warmgraph_backends.choices import attention_choice, ways
+from warmgraph_backends.choices import attention_choice, autotuner
 from warmgraph_backends.operators import host_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
@@ -21,7 +21,7 @@ def test_heads_that_share_keys_attend_as_with_copies(
 ) -> None:
     """Krea's 48 heads read 12 of keys and values."""
     times = {"host": {"host": 1.0}, "cudnn": {"host": 2.0, "cudnn": 1.0}}[chosen]
-    monkeypatch.setattr(ways, "by_turns", lambda *_, **__: times)
+    monkeypatch.setattr(autotuner, "by_turns", lambda *_, **__: times)
     shape = (1, 1111, 48, 128)
     query, key, value = (
         torch.randn(*shape[:2], heads, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
@@ -38,6 +38,6 @@ def test_heads_that_share_keys_attend_as_with_copies(
         return result.transpose(1, 2).flatten(2)
 
     found = choice.attend(query, key, value, 48, split=True, calls=100, host=of_the_host)
-    assert set(choice.ways.chosen.values()) == {chosen}  # cuDNN's was not refused
+    assert set(choice.autotuner.chosen.values()) == {chosen}  # cuDNN's was not refused
     difference = (found.double() - truth.transpose(1, 2).flatten(2)).norm() / truth.norm()
     assert difference <= TOLERANCE

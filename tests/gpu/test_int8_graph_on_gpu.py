@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.choices import ways
+from warmgraph_backends.choices import autotuner
 from warmgraph_backends.choices.int8_products import FILE_NAME, Int8Products
 from warmgraph_backends.device.gpu import shared_memory_bytes
 from warmgraph_backends.families import int8_product
@@ -192,7 +192,7 @@ def test_a_product_by_it_may_be_captured(
     built: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = {"host": 2.0, "apart": 1.0, "ours": 0.5}
-    monkeypatch.setattr(ways, "by_turns", lambda *_, **__: times)
+    monkeypatch.setattr(autotuner, "by_turns", lambda *_, **__: times)
     products = _offered(built(torch.bfloat16), torch.bfloat16, tmp_path)
     weight = _weight(3840, 3840, torch.bfloat16, rotated=True)
     x = torch.randn(4352, 3840, device="cuda", dtype=torch.bfloat16)
@@ -201,7 +201,7 @@ def test_a_product_by_it_may_be_captured(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = products.multiply(x, weight, None)
-    assert set(products.ways.chosen.values()) == {"ours"}
+    assert set(products.autotuner.chosen.values()) == {"ours"}
     x.copy_(torch.randn_like(x))
     graph.replay()
     torch.cuda.synchronize()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.choices import ways
+from warmgraph_backends.choices import autotuner
 from warmgraph_backends.choices.int8_products import FILE_NAME, Int8Products
 from warmgraph_backends.kernels.int8_rows import ACTIVATIONS, WIDEST, Int8Rows
 from warmgraph_tools.exact_rows import assert_quantised, exact
@@ -109,7 +109,7 @@ def test_both_ways_are_timed_and_as_near_to_the_truth(
 def test_nothing_but_int8_rows_lies_in_memory_between(
     act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "by_turns", lambda *_, **__: {"host": 2.0, "apart": 1.0})
+    monkeypatch.setattr(autotuner, "by_turns", lambda *_, **__: {"host": 2.0, "apart": 1.0})
     products = Int8Products(tmp_path, "card")
     weight, x = _weight(256, 4096, torch.bfloat16), _drawn(16384, 4096, act, torch.bfloat16)
     products.multiply(x, weight, None, act)  # chooses, and takes what is kept
@@ -126,7 +126,7 @@ def test_nothing_but_int8_rows_lies_in_memory_between(
 def test_a_product_by_our_own_kernel_may_be_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "by_turns", lambda *_, **__: {"host": 2.0, "apart": 1.0})
+    monkeypatch.setattr(autotuner, "by_turns", lambda *_, **__: {"host": 2.0, "apart": 1.0})
     products = Int8Products(tmp_path, "card")
     weight = _weight(3840, 3840, torch.bfloat16)
     x = torch.randn(4352, 3840, device="cuda", dtype=torch.bfloat16)
@@ -137,7 +137,7 @@ def test_a_product_by_our_own_kernel_may_be_captured(
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             captured = products.multiply(x, weight, None)
-    assert set(products.ways.chosen.values()) == {"apart"}
+    assert set(products.autotuner.chosen.values()) == {"apart"}
     x.copy_(torch.randn_like(x))
     graph.replay()
     torch.cuda.synchronize()
@@ -179,7 +179,7 @@ def test_several_at_once_equal_each_by_itself(
     (taken,) = json.loads((tmp_path / FILE_NAME).read_text())["card"].values()
     assert taken.keys() == {"host", "apart"}, "none was refused"
     assert all(SHORTEST_MS < time < LONGEST_MS for time in taken.values())
-    monkeypatch.setattr(ways, "by_turns", lambda *_, **__: {"host": 2.0, "apart": 1.0})
+    monkeypatch.setattr(autotuner, "by_turns", lambda *_, **__: {"host": 2.0, "apart": 1.0})
     products = Int8Products(tmp_path / "apart", "card")
     together = products.multiply_several(x, layers)
     assert all(map(torch.equal, together, [products.multiply(x, *layer) for layer in layers]))
@@ -191,7 +191,7 @@ def test_several_at_once_equal_each_by_itself(
 
 @torch.no_grad()
 def test_several_at_once_may_be_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "by_turns", lambda *_, **__: {"host": 2.0, "apart": 1.0})
+    monkeypatch.setattr(autotuner, "by_turns", lambda *_, **__: {"host": 2.0, "apart": 1.0})
     products = Int8Products(tmp_path, "card")
     x, layers = _drawn(4352, 3840, "", torch.bfloat16), _set(3840, (3840, 3840, 512), rotated=True)
     stream = torch.cuda.Stream()
@@ -202,7 +202,7 @@ def test_several_at_once_may_be_captured(tmp_path: Path, monkeypatch: pytest.Mon
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             captured = products.multiply_several(x, layers)
-    assert set(products.ways.chosen.values()) == {"apart"}
+    assert set(products.autotuner.chosen.values()) == {"apart"}
     x.copy_(torch.randn_like(x))
     graph.replay()
     torch.cuda.synchronize()

@@ -115,7 +115,7 @@ def test_both_cards_capture_at_once_while_a_third_thread_collects(payload: bytes
     import torch
 
     from warmgraph_backends.cuda_graphs import driver, own_pools, streams
-    from warmgraph_backends.cuda_graphs.quiet import QUIET
+    from warmgraph_backends.cuda_graphs.capture_gate import CAPTURE_GATE
     from warmgraph_backends.torch_api import loading
 
     calls = [loading.unpack(payload, card=card) for card in (0, 1)]
@@ -138,8 +138,8 @@ def test_both_cards_capture_at_once_while_a_third_thread_collects(payload: bytes
                 stream, graph = streams.shared(device), own_pools.make_graph(device)
                 torch.cuda.synchronize(device)
                 begin.wait(60)
-                with QUIET.evaluation():
-                    with torch.cuda.stream(stream), QUIET.capture(alone=alone):
+                with CAPTURE_GATE.evaluation():
+                    with torch.cuda.stream(stream), CAPTURE_GATE.capture(alone=alone):
                         graph.capture_begin(pool=torch.cuda.graph_pool_handle())
                         try:
                             result.copy_(calls[card]([weight, x])[0])

@@ -23,9 +23,9 @@ if "warmgraph_backends" not in sys.modules:
 
 from warmgraph_backends.building.builder import Builder  # noqa: E402
 from warmgraph_backends.building.claims import Claims  # noqa: E402
-from warmgraph_backends.contract import Compiled, Description, Requirement  # noqa: E402
+from warmgraph_backends.contract import Compiled, RegionSpec, Requirement  # noqa: E402
 from warmgraph_backends.events import Events  # noqa: E402
-from warmgraph_backends.graphs.graph import Graph  # noqa: E402
+from warmgraph_backends.graphs.compiled_graph import CompiledGraph  # noqa: E402
 from warmgraph_backends.graphs.library import Graphs  # noqa: E402
 from warmgraph_backends.storing.signing import Signer  # noqa: E402
 from warmgraph_backends.storing.store import Store  # noqa: E402
@@ -53,10 +53,10 @@ class Echo:
         return lambda _: payload
 
 
-def describe(kind: str) -> tuple[Description, Echo, dict[str, Any]]:
+def describe(kind: str) -> tuple[RegionSpec, Echo, dict[str, Any]]:
     """What `Graphs.graph` takes for a kind without layers."""
     module = {"class": kind, "parameters": {}, "modules": []}
-    description = Description("test", "form", kind, module, (), (), device="cpu")
+    description = RegionSpec("test", "form", kind, module, (), (), device="cpu")
     return description, Echo(), {"device": "cpu"}
 
 
@@ -78,7 +78,7 @@ class Server:
         self.claims = Claims(self.store.root, signer, patience_s=lambda: patience_s)
         self.graphs = Graphs(self.store, self.builder, self.claims, Events())
 
-    def want(self, kinds: Sequence[str]) -> list[Graph]:
+    def want(self, kinds: Sequence[str]) -> list[CompiledGraph]:
         """Have these kinds loaded or built."""
         wanted = []
         for kind in kinds:
@@ -91,7 +91,7 @@ class Server:
         self.graphs.close()
 
 
-def settle(graphs: Sequence[Graph], seconds: float = 120.0) -> list[str]:
+def settle(graphs: Sequence[CompiledGraph], seconds: float = 120.0) -> list[str]:
     """Wait until none is on its way; returns the states."""
     until = time.monotonic() + seconds
     while any(graph.is_pending for graph in graphs) and time.monotonic() < until:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from warmgraph_backends.contract import Description, InputSpec, Requirement, Symbol
+from warmgraph_backends.contract import InputSpec, RegionSpec, Requirement, Symbol
 from warmgraph_backends.storing import graph_file
 from warmgraph_backends.storing.graph_file import CompressedPayload, compress_payload
 from warmgraph_backends.storing.signing import Signer
@@ -18,7 +18,7 @@ LABEL = "ResBlock 320->640"
 PAYLOAD = b"the graph itself " * 20
 
 
-def description(label: str = LABEL, *, channels: int = 4) -> Description:
+def description(label: str = LABEL, *, channels: int = 4) -> RegionSpec:
     """Return one kind as a session describes it; `channels` makes another kind of it."""
     leaf = {
         "class": "torch.nn:Linear",
@@ -35,7 +35,7 @@ def description(label: str = LABEL, *, channels: int = 4) -> Description:
         "parameters": {},
         "modules": [["proj", leaf]],
     }
-    return Description(
+    return RegionSpec(
         family="unet",
         form="residual",
         label=label,

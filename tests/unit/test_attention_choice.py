@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.choices import attention_choice, ways
+from warmgraph_backends.choices import attention_choice, autotuner
 from warmgraph_backends.choices.attention_choice import (
     FILE_NAME,
     LEAST_MS,
@@ -37,7 +37,7 @@ MACHINE = "card/torch"
 def test_the_kernel_is_chosen_that_saves_enough_in_a_few_images(
     times: dict[str, float], calls: int, chosen: str
 ) -> None:
-    assert ways.quickest(times, ("host", "cudnn"), must_save_ms(calls)) == chosen
+    assert autotuner.quickest(times, ("host", "cudnn"), must_save_ms(calls)) == chosen
     assert must_save_ms(calls) >= LEAST_MS
 
 
@@ -51,7 +51,7 @@ class Card:
         self.refuses = False
         self.is_capturing = False
         monkeypatch.setattr(attention_choice, "_is_open", lambda query: True)
-        monkeypatch.setattr(ways, "by_turns", self._time)
+        monkeypatch.setattr(autotuner, "by_turns", self._time)
         monkeypatch.setattr(attention_choice, "_cudnn", self._cudnn)
         monkeypatch.setattr(
             torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing, raising=False
@@ -150,9 +150,9 @@ def test_out_of_memory_while_timing_decides_nothing(
         raise torch.OutOfMemoryError("no room for two results")
 
     choice = AttentionChoice(tmp_path, MACHINE)
-    monkeypatch.setattr(ways, "by_turns", full)
+    monkeypatch.setattr(autotuner, "by_turns", full)
     card.attend(choice)
-    monkeypatch.setattr(ways, "by_turns", card._time)
+    monkeypatch.setattr(autotuner, "by_turns", card._time)
     card.attend(choice)
     assert card.calls == ["host", "cudnn"]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from warmgraph_backends.compilers.inductor import Inductor
-from warmgraph_backends.contract import Description, Program, Symbol
+from warmgraph_backends.contract import Program, RegionSpec, Symbol
 from warmgraph_backends.errors import BuildError, DescriptionError
 from warmgraph_backends.families import int8_product
 from warmgraph_backends.families.catalogue import form_of, plan_model
@@ -22,7 +22,7 @@ from warmgraph_tools.inprocess import Host
 
 
 @pytest.fixture(scope="module")
-def descriptions(host: Host) -> dict[str, Description]:
+def descriptions(host: Host) -> dict[str, RegionSpec]:
     """One description of each form of a narrow SDXL."""
     model = host.load("narrowxl")[0].model.diffusion_model
     plan = plan_model(model)
@@ -34,12 +34,12 @@ def descriptions(host: Host) -> dict[str, Description]:
     }
 
 
-def captured(description: Description) -> Program:
+def captured(description: RegionSpec) -> Program:
     return export(description, form_of(description.family, description.form))
 
 
 def test_weights_become_inputs_by_name_and_sizes_stay_symbols(
-    descriptions: dict[str, Description],
+    descriptions: dict[str, RegionSpec],
 ) -> None:
     description = descriptions["up"]
     program = captured(description)
@@ -55,7 +55,7 @@ def test_weights_become_inputs_by_name_and_sizes_stay_symbols(
 
 
 def test_the_exported_graph_computes_eagers_values_at_other_sizes(
-    descriptions: dict[str, Description],
+    descriptions: dict[str, RegionSpec],
 ) -> None:
     program = captured(descriptions["entry"])
     for sizes in ({"batch": 3, "height": 5, "width": 9}, {"batch": 2, "height": 4, "width": 2}):
@@ -78,7 +78,7 @@ def test_examples_of_int8_are_whole_numbers_that_say_something(host: Host) -> No
 
 
 def test_the_same_kind_is_exported_to_the_same_graph(
-    descriptions: dict[str, Description],
+    descriptions: dict[str, RegionSpec],
 ) -> None:
     first, second = (captured(descriptions["down"]) for _ in range(2))
     assert first.graph_module.code == second.graph_module.code
@@ -101,7 +101,7 @@ class _Noting:
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_convolutions_are_traced_as_they_run(
-    descriptions: dict[str, Description], enabled: bool
+    descriptions: dict[str, RegionSpec], enabled: bool
 ) -> None:
     """`torch.export` turns cuDNN off; results would lie otherwise in memory than they do."""
     description = descriptions["up"]
@@ -112,7 +112,7 @@ def test_convolutions_are_traced_as_they_run(
         assert torch.backends.cudnn.enabled == enabled
 
 
-def test_code_that_fixes_a_size_is_refused(descriptions: dict[str, Description]) -> None:
+def test_code_that_fixes_a_size_is_refused(descriptions: dict[str, RegionSpec]) -> None:
     """The declared range must hold afterwards; here the host's code only takes 64 channels."""
     description = descriptions["up"]
     x = dataclasses.replace(description.inputs[0], dims=("batch", "channels", "height", "width"))
@@ -125,7 +125,7 @@ def test_code_that_fixes_a_size_is_refused(descriptions: dict[str, Description])
         captured(changed)
 
 
-def test_a_class_that_is_not_there_is_named(descriptions: dict[str, Description]) -> None:
+def test_a_class_that_is_not_there_is_named(descriptions: dict[str, RegionSpec]) -> None:
     module: dict[str, Any] = {**descriptions["up"].module, "class": "no_such_package:Upsample"}
     with pytest.raises(DescriptionError, match="no_such_package:Upsample cannot be imported"):
         captured(dataclasses.replace(descriptions["up"], module=module))
@@ -139,7 +139,7 @@ def test_a_class_that_is_not_there_is_named(descriptions: dict[str, Description]
     ],
 )
 def test_a_build_for_another_host_or_torch_is_refused_before_anything_is_exported(
-    descriptions: dict[str, Description], change: str, words: str
+    descriptions: dict[str, RegionSpec], change: str, words: str
 ) -> None:
     description = descriptions["up"]
     if change == "sources":

@@ -28,7 +28,7 @@ from warmgraph_backends.building.messages import ProtocolError, encode_message, 
 from warmgraph_backends.building.worker_thread import BuildResult, Job
 from warmgraph_backends.errors import BuildError, GraphFileError, ManifestError
 from warmgraph_backends.events import Events
-from warmgraph_backends.graphs.graph import Graph, State, manifest_of
+from warmgraph_backends.graphs.compiled_graph import CompiledGraph, State, manifest_of
 from warmgraph_backends.graphs.library import Graphs
 from warmgraph_backends.storing import graph_file
 from warmgraph_backends.storing.canonical_json import canonical_json
@@ -116,16 +116,16 @@ class Fuzz:
         self.wrong: list[str] = []
         self.count: Counter[str] = Counter()
 
-    def graph(self, channels: int = 4) -> Graph:
+    def graph(self, channels: int = 4) -> CompiledGraph:
         """The one graph that is asked for (4 channels), or a neighbour of its kind."""
         return self.graphs.graph(saved.description(channels=channels), self.backend, self.target)
 
-    def fresh(self) -> Graph:
+    def fresh(self) -> CompiledGraph:
         """The one graph that is asked for, as a new process has it."""
         self.graphs._graphs.clear()
         return self.graph()
 
-    def ask(self, graph: Graph, *, build: bool) -> State:
+    def ask(self, graph: CompiledGraph, *, build: bool) -> State:
         self.graphs.request([graph], [self.folder], build=build)
         for _ in range(3):
             self.graphs.settle()

@@ -18,7 +18,7 @@ import torch
 from warmgraph_backends.compilers.inductor import Inductor
 from warmgraph_backends.compilers.installed import installed_target
 from warmgraph_backends.compilers.registry import backend_named
-from warmgraph_backends.contract import Description, InputSpec, Symbol
+from warmgraph_backends.contract import InputSpec, RegionSpec, Symbol
 from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.plans.plan import Place, describe_place
 from warmgraph_backends.storing.manifest import read_manifest
@@ -152,7 +152,7 @@ def test_the_order_of_dict_entries_does_not_matter(model: Any) -> None:
             return {k: backwards(v) for k, v in reversed(value.items())}
         return [backwards(v) for v in value] if isinstance(value, list) else value
 
-    other = Description.from_dict(backwards(json.loads(json.dumps(description.to_dict()))))
+    other = RegionSpec.from_dict(backwards(json.loads(json.dumps(description.to_dict()))))
     target = keys.target("cpu", Inductor())
     assert list(other.sources) != list(description.sources)
     assert keys.graph_key(other, backwards(target)) == keys.graph_key(description, target)
@@ -286,8 +286,8 @@ def test_host_code_changes_the_key_of_those_that_run_through_it(
     assert forms_changed() == set()
 
 
-def sample(**changes: Any) -> Description:
-    plain = Description(
+def sample(**changes: Any) -> RegionSpec:
+    plain = RegionSpec(
         "unet",
         "up",
         "Upsample 64",

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from warmgraph_backends.cuda_graphs.quiet import Quiet
+from warmgraph_backends.cuda_graphs.capture_gate import CaptureGate
 
 MOMENT_S = 0.1
 
@@ -23,7 +23,7 @@ def _begun(run: Callable[[], None]) -> tuple[threading.Thread, threading.Event]:
 
 
 def test_nothing_is_collected_until_the_last_of_two_captures_has_ended() -> None:
-    quiet, inner = Quiet(), threading.Barrier(2)
+    quiet, inner = CaptureGate(), threading.Barrier(2)
     seen = []
 
     def capture(first: bool) -> None:
@@ -42,7 +42,7 @@ def test_nothing_is_collected_until_the_last_of_two_captures_has_ended() -> None
 
 
 def test_it_stays_as_it_was_where_somebody_else_had_switched_it_off() -> None:
-    quiet = Quiet()
+    quiet = CaptureGate()
     gc.disable()
     try:
         with quiet.capture():
@@ -56,7 +56,7 @@ def test_it_stays_as_it_was_where_somebody_else_had_switched_it_off() -> None:
 
 
 def test_what_is_loud_waits_for_captures_and_captures_for_it() -> None:
-    quiet, order = Quiet(), []
+    quiet, order = CaptureGate(), []
 
     def loud() -> None:
         with quiet.loud():
@@ -78,7 +78,7 @@ def test_what_is_loud_waits_for_captures_and_captures_for_it() -> None:
 
 
 def test_who_must_be_alone_waits_for_others_evaluations_and_holds_new_ones_up() -> None:
-    quiet, order, end = Quiet(), [], threading.Event()
+    quiet, order, end = CaptureGate(), [], threading.Event()
 
     def other() -> None:
         with quiet.evaluation():
@@ -109,7 +109,7 @@ def test_who_must_be_alone_waits_for_others_evaluations_and_holds_new_ones_up() 
 
 
 def test_two_that_must_be_alone_within_their_steps_take_turns() -> None:
-    quiet, both, now = Quiet(), threading.Barrier(2), []
+    quiet, both, now = CaptureGate(), threading.Barrier(2), []
     most = []
 
     def step(_: int) -> None:
@@ -128,7 +128,7 @@ def test_two_that_must_be_alone_within_their_steps_take_turns() -> None:
 
 
 def test_one_thread_by_itself_waits_for_nobody() -> None:
-    quiet = Quiet()
+    quiet = CaptureGate()
     with quiet.evaluation(), quiet.evaluation(), quiet.capture(alone=True):
         with quiet.capture(alone=True):
             pass

@@ -13,7 +13,7 @@ import pytest
 
 from warmgraph_backends.events import Events
 from warmgraph_backends.fleet.claims import FleetClaims
-from warmgraph_backends.graphs.graph import State
+from warmgraph_backends.graphs.compiled_graph import State
 from warmgraph_backends.graphs.library import Graphs
 from warmgraph_backends.target import keys
 

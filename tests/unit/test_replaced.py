@@ -16,7 +16,7 @@ from warmgraph_backends.code.purity import objection, options_kept
 from warmgraph_backends.code.sources import Watch, attributes_read
 from warmgraph_backends.code.transplant import transplanted
 from warmgraph_backends.compilers.registry import backend_named
-from warmgraph_backends.contract import Description
+from warmgraph_backends.contract import RegionSpec
 from warmgraph_backends.errors import BuildError, DescriptionError
 from warmgraph_backends.families.spatial import spatial_transformer_change
 from warmgraph_backends.families.unet import FORMS, SYMBOLS
@@ -84,18 +84,18 @@ def block() -> Any:
     return made.eval()
 
 
-def describe() -> Description:
+def describe() -> RegionSpec:
     plan = Plan(symbols=SYMBOLS)
     return describe_place(
         Place("block", block(), FORMS["block"]), plan, dtype=torch.float32, device="cpu"
     )
 
 
-def key_of(description: Description) -> str:
+def key_of(description: RegionSpec) -> str:
     return graph_key(description, target("cpu", backend_named("eager")))
 
 
-def run_build(description: Description) -> None:
+def run_build(description: RegionSpec) -> None:
     """What a worker does, as far as the graph's export."""
     task = {
         "description": json.loads(json.dumps(description.to_dict())),
@@ -314,7 +314,7 @@ def test_a_layers_forward_with_cast_weights_that_was_replaced_is_refused(
     layers = comfy.ops.disable_weight_init
     place = Place("block", block(), FORMS["block"])
 
-    def describe() -> Description:
+    def describe() -> RegionSpec:
         return describe_place(place, Plan(symbols=SYMBOLS), dtype=torch.float32, device="cpu")
 
     with monkeypatch.context() as patch:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.contract import Description, InputSpec, Program, Symbol
+from warmgraph_backends.contract import InputSpec, Program, RegionSpec, Symbol
 from warmgraph_backends.errors import BuildError
 from warmgraph_backends.operators import host_layer
 from warmgraph_backends.plans.plan import Form
@@ -37,7 +37,7 @@ def exported(helper: Callable[[Any, torch.Tensor], torch.Tensor]) -> Program:
     left = host_layer.describe("w2", layer)
     assert left is not None
     return export(
-        Description(
+        RegionSpec(
             family=Asking.family,
             form=Asking.name,
             label="a feed-forward",

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from warmgraph_backends.compilers.eager import Eager
-from warmgraph_backends.contract import Description, WhenMissing
-from warmgraph_backends.graphs.graph import Graph, Outcome, State
+from warmgraph_backends.contract import RegionSpec, WhenMissing
+from warmgraph_backends.graphs.compiled_graph import CompiledGraph, Outcome, State
 from warmgraph_backends.runtime.session import Options
 from warmgraph_backends.sessions.workflow_links import MAX_RECORDS, WorkflowLinks, WorkflowRef
 from warmgraph_backends.storing.signing import Signer
@@ -17,7 +17,7 @@ from warmgraph_backends.storing.store import Store
 class _Session:
     lesson = None
 
-    def __init__(self, *graphs: Graph) -> None:
+    def __init__(self, *graphs: CompiledGraph) -> None:
         self.options = Options(WhenMissing.BACKGROUND, "")
         self.all_graphs = list(graphs)
         self.notes: list[str] = []
@@ -26,8 +26,8 @@ class _Session:
         self.notes.append(text)
 
 
-def _graph(key: str) -> Graph:
-    graph = Graph(key, Description("unet", "residual", key, {}, (), ()), Eager())
+def _graph(key: str) -> CompiledGraph:
+    graph = CompiledGraph(key, RegionSpec("unet", "residual", key, {}, (), ()), Eager())
     graph.outcome = Outcome(State.BUILDING)
     return graph
 

@@ -10,7 +10,7 @@ import torch
 
 from warmgraph_backends.families import dit
 from warmgraph_backends.host_api import kitchen
-from warmgraph_backends.runtime import acceptance
+from warmgraph_backends.runtime import input_guard
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
@@ -233,7 +233,7 @@ def test_calls_too_large_for_32_bits_get_second_graphs_for_later_runs(
     try:
         again = Run(run.host, lab, run.kind)
         again.check()
-        monkeypatch.setattr(acceptance, "MAX_ELEMENTS", 0)
+        monkeypatch.setattr(input_guard, "MAX_ELEMENTS", 0)
         large = Run(run.host, lab, run.kind)
         large.sample(12, 10)
         (reason,) = {entry["reason"] for entry in lab.engine.report(large.model)["eager"]}

@@ -10,7 +10,7 @@ from typing import Any
 from warmgraph_backends.building.claims import Claims
 from warmgraph_backends.building.worker_thread import BuildResult, Job
 from warmgraph_backends.events import Events
-from warmgraph_backends.graphs.graph import Graph, manifest_of
+from warmgraph_backends.graphs.compiled_graph import CompiledGraph, manifest_of
 from warmgraph_backends.graphs.library import Graphs
 from warmgraph_backends.storing.graph_file import encode
 from warmgraph_backends.storing.manifest import read_facts
@@ -57,16 +57,16 @@ class Place:
         self.graphs = Graphs(self.store, self.builder, claims, Events(), remote=remote)
         self.wanted = self.graph()
 
-    def graph(self, **changes: Any) -> Graph:
+    def graph(self, **changes: Any) -> CompiledGraph:
         kind = saved.description(**changes)
         return self.graphs.graph(kind, self.backend, keys.target("cpu", self.backend))
 
-    def file(self, graph: Graph, *, channels: int = 4) -> bytes:
+    def file(self, graph: CompiledGraph, *, channels: int = 4) -> bytes:
         """The bytes of a good file of a graph."""
         manifest = manifest_of(graph, read_facts(saved.facts(channels)), 4.2)
         return encode(manifest, saved.packed(), self.signer)
 
-    def ask(self, graph: Graph | None = None, *, build: bool = False) -> Graph:
+    def ask(self, graph: CompiledGraph | None = None, *, build: bool = False) -> CompiledGraph:
         graph = graph or self.wanted
         self.graphs.request([graph], [self.folder], build=build)
         for _ in range(3):  # a build's answer is taken in the loader's thread as well

@@ -12,7 +12,7 @@ import pytest
 
 from warmgraph_backends.building.worker_thread import BuildResult, Job, WorkerError
 from warmgraph_backends.errors import BuildError, GraphFileError
-from warmgraph_backends.graphs.graph import State
+from warmgraph_backends.graphs.compiled_graph import State
 from warmgraph_backends.storing.graph_file import file_name
 
 from .. import saved

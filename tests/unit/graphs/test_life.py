@@ -12,7 +12,7 @@ import pytest
 
 from warmgraph_backends.building.worker_thread import BuildResult, Job
 from warmgraph_backends.errors import BuildError, CancelledBuildError
-from warmgraph_backends.graphs.graph import State, manifest_of
+from warmgraph_backends.graphs.compiled_graph import State, manifest_of
 from warmgraph_backends.reasons import Reason
 from warmgraph_backends.storing.graph_file import encode, file_name
 from warmgraph_backends.storing.manifest import read_facts

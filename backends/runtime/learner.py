@@ -15,7 +15,7 @@ import torch
 
 from ..errors import LearnError
 from ..families.catalogue import plan_model, unread_options
-from ..graphs.lessons import Known, Lesson, Lessons, unusable
+from ..graphs.learned_models import Known, LearnedModel, LearnedModels, unusable
 from ..host_api.detected import detected
 from ..host_api.layers import bound_forward
 from ..host_api.options import NODES
@@ -28,7 +28,7 @@ from ..plans.plan import FORWARD, Plan
 from ..reasons import Reason, of
 from .faults import LEARNING, Faults
 from .placing import Placing
-from .variations import NOT_CALLED, Account
+from .specializations import NOT_CALLED, CallStats
 
 logger = logging.getLogger(__name__)
 
@@ -70,14 +70,14 @@ def _form(value: Any, unread: frozenset[str], within: bool = False) -> Hashable:
     return type(value).__qualname__
 
 
-class Study:
+class Learner:
     """Learns one root module that no family describes."""
 
     def __init__(
         self,
         root: torch.nn.Module,
         model: Any,
-        lessons: Lessons,
+        lessons: LearnedModels,
         is_on: Callable[[], bool],
         *,
         may_ask: bool,
@@ -106,18 +106,18 @@ class Study:
         self._numbers: dict[Hashable, int] = {}
         self._count = itertools.count(1)
         self._folders: Sequence[Path] = ()
-        self.lesson: Lesson | None = None
+        self.lesson: LearnedModel | None = None
 
-    def elsewhere(self, root: torch.nn.Module, model: Any) -> Study:
+    def elsewhere(self, root: torch.nn.Module, model: Any) -> Learner:
         """Return one for a copy of the module with its own weights."""
-        return Study(root, model, self._lessons, self._is_on, may_ask=self._may_ask)
+        return Learner(root, model, self._lessons, self._is_on, may_ask=self._may_ask)
 
     def look(self, folders: Sequence[Path]) -> None:
         """Look for what is known of the model, before a run puts anything into it."""
         self._folders = folders
         self.lesson = self._lessons.of(structure_of(self._root), folders)
 
-    def find(self, folders: Sequence[Path], faults: Faults) -> Lesson:
+    def find(self, folders: Sequence[Path], faults: Faults) -> LearnedModel:
         """Return what is known of the model, after a `look` if there was none; nothing if that
         fails.
         """
@@ -194,7 +194,7 @@ class Study:
         others: Reason | None,
         dtype: torch.dtype,
         faults: Faults,
-        account: Account,
+        account: CallStats,
     ) -> contextlib.AbstractContextManager[None] | None:
         """Return the context within which a call is watched; None: it is made like any other.
 

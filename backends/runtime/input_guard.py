@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ..contract import Description, InputSpec, Symbol
-from ..graphs.graph import Graph
+from ..contract import InputSpec, RegionSpec, Symbol
+from ..graphs.compiled_graph import CompiledGraph
 from ..kinds.layout import ALIGNMENT, aligned
 from ..reasons import Reason, of
 from ..weights.source import same_device
-from .variations import ROWED, WIDE, Misfit
+from .specializations import ROWED, WIDE, GuardFailure
 
 #: Graphs index their tensors with 32 bits.
 MAX_ELEMENTS = 2**31 - 1
@@ -37,10 +37,10 @@ def form_of(inputs: Sequence[Any]) -> Form:
     )
 
 
-class Acceptance:
+class InputGuard:
     """Which calls one graph accepts at one place."""
 
-    def __init__(self, graph: Graph, device: torch.device) -> None:
+    def __init__(self, graph: CompiledGraph, device: torch.device) -> None:
         """Set up.
 
         Args:
@@ -57,15 +57,15 @@ class Acceptance:
         #: The largest tensor's elements by form, of calls whose inputs are taken as they come.
         self.good: dict[Form, int] = {}
 
-    def misfit(self, inputs: Sequence[Any], form: Form) -> Misfit | None:
+    def misfit(self, inputs: Sequence[Any], form: Form) -> GuardFailure | None:
         """Say why the graph does not take a call; None: it does."""
         if form in self.good:
             return None
         if (problem := self._problem(inputs, self._checks)) is not None:
             is_rowed = self._rowed is not None and self._problem(inputs, self._rowed) is None
-            return Misfit(problem, ROWED if is_rowed else None)
+            return GuardFailure(problem, ROWED if is_rowed else None)
         if not self._is_wide and self._elements(inputs) > MAX_ELEMENTS:
-            return Misfit(_TOO_LARGE, WIDE)
+            return GuardFailure(_TOO_LARGE, WIDE)
         return None
 
     def made_ready(self, inputs: Sequence[Any], form: Form) -> tuple[list[Any], int]:
@@ -140,5 +140,5 @@ class _Check:
         return None
 
 
-def _checks_of(description: Description) -> list[_Check]:
+def _checks_of(description: RegionSpec) -> list[_Check]:
     return [_Check(spec, description.symbols) for spec in description.inputs]

@@ -47,7 +47,7 @@ class Known(NamedTuple):
     steps: int = 0
 
 
-class Lesson:
+class LearnedModel:
     """One structure in this process, for all models that have it.
 
     Attributes:
@@ -106,14 +106,14 @@ class Lesson:
             self.known = self.known._replace(problem=reason)
 
 
-def unusable(reason: Reason) -> Lesson:
+def unusable(reason: Reason) -> LearnedModel:
     """Return one for a model without a name; nothing of it is used."""
-    lesson = Lesson("")
+    lesson = LearnedModel("")
     lesson.refuse(reason)
     return lesson
 
 
-class Lessons:
+class LearnedModels:
     """All lessons of the process."""
 
     def __init__(self, records: Records, builder: Builder, events: Events) -> None:
@@ -125,20 +125,20 @@ class Lessons:
             events: who is told of changes.
         """
         self._records, self._builder, self._events = records, builder, events
-        self._lessons: dict[str, Lesson] = {}
+        self._lessons: dict[str, LearnedModel] = {}
 
-    def of(self, structure: str, folders: Sequence[Path] = ()) -> Lesson:
+    def of(self, structure: str, folders: Sequence[Path] = ()) -> LearnedModel:
         """Return what is known of a structure, from disk if nothing is known yet.
 
         Args:
             folders: graph folders to look in besides.
         """
-        lesson = self._lessons.setdefault(structure, Lesson(structure))
+        lesson = self._lessons.setdefault(structure, LearnedModel(structure))
         if lesson.known == Known() and (found := self._records.find(structure, folders)):
             lesson.find(found)
         return lesson
 
-    def teach(self, lesson: Lesson, root: str, task: Mapping[str, Any]) -> None:
+    def teach(self, lesson: LearnedModel, root: str, task: Mapping[str, Any]) -> None:
         """Have a worker learn from a watched step; returns at once. Of two steps watched at once it
         takes the first.
 
@@ -158,13 +158,13 @@ class Lessons:
             raise
         future.add_done_callback(lambda done: self._arrived(lesson, root, done))
 
-    def refuse(self, lesson: Lesson, reason: Reason) -> None:
+    def refuse(self, lesson: LearnedModel, reason: Reason) -> None:
         """Use nothing that was learned of a structure any more in this process. Publishes no event,
         because a step calls it under its scope's lock.
         """
         lesson.refuse(reason)
 
-    def carry(self, lesson: Lesson, folder: Path) -> None:
+    def carry(self, lesson: LearnedModel, folder: Path) -> None:
         """Put a record into a graph folder, which exists.
 
         Raises:
@@ -174,7 +174,7 @@ class Lessons:
         if lesson.known.record is not None and lesson.known.problem is None:
             self._records.carry(lesson.structure, folder)
 
-    def _arrived(self, lesson: Lesson, root: str, future: Future[BuildResult]) -> None:
+    def _arrived(self, lesson: LearnedModel, root: str, future: Future[BuildResult]) -> None:
         """Take a worker's outcome; whatever it is, learning ends."""
         before = lesson.known
         try:
@@ -186,7 +186,7 @@ class Lessons:
         self._events.publish(Event.LEARNED)
 
     def _taken(
-        self, lesson: Lesson, root: str, before: Known, future: Future[BuildResult]
+        self, lesson: LearnedModel, root: str, before: Known, future: Future[BuildResult]
     ) -> Known:
         error = CancelledBuildError() if future.cancelled() else future.exception()
         if isinstance(error, CancelledBuildError):

@@ -11,7 +11,7 @@ import pytest
 
 from warmgraph_backends.building.builder import BuildResult, Job
 from warmgraph_backends.events import Events
-from warmgraph_backends.graphs.lessons import Known, Lesson, Lessons, unusable
+from warmgraph_backends.graphs.learned_models import Known, LearnedModel, LearnedModels, unusable
 from warmgraph_backends.reasons import of
 from warmgraph_backends.storing.canonical_json import canonical_json
 from warmgraph_backends.storing.graph_file import compress_payload
@@ -52,13 +52,13 @@ class Asked:
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> tuple[Lessons, Kept, Asked]:
+def parts(tmp_path: Path) -> tuple[LearnedModels, Kept, Asked]:
     kept, asked = Kept(), Asked()
-    return Lessons(kept, asked, Events()), kept, asked  # type: ignore[arg-type]
+    return LearnedModels(kept, asked, Events()), kept, asked  # type: ignore[arg-type]
 
 
 def test_what_is_refused_while_a_record_is_written_stays_refused(
-    parts: tuple[Lessons, Kept, Asked],
+    parts: tuple[LearnedModels, Kept, Asked],
 ) -> None:
     lessons, kept, asked = parts
     lesson = lessons.of(STRUCTURE)
@@ -70,7 +70,7 @@ def test_what_is_refused_while_a_record_is_written_stays_refused(
 
 
 def test_what_is_refused_while_it_is_learned_stays_refused(
-    parts: tuple[Lessons, Kept, Asked],
+    parts: tuple[LearnedModels, Kept, Asked],
 ) -> None:
     lessons, _, asked = parts
     lesson = lessons.of(STRUCTURE)
@@ -85,7 +85,7 @@ def test_changes_of_several_threads_wait_for_one_another() -> None:
     """One that had read before another stored would take its change back, for ever."""
     held: list[bool] = []
 
-    class Watched(Lesson):
+    class Watched(LearnedModel):
         def __setattr__(self, name: str, value: Any) -> None:
             if name == "known" and hasattr(self, "_lock"):
                 held.append(self._lock.locked())
@@ -100,7 +100,7 @@ def test_changes_of_several_threads_wait_for_one_another() -> None:
 
 
 def test_no_lock_is_held_while_a_record_is_written_and_while_others_are_told(
-    parts: tuple[Lessons, Kept, Asked],
+    parts: tuple[LearnedModels, Kept, Asked],
 ) -> None:
     lessons, kept, asked = parts
     lesson = lessons.of(STRUCTURE)
@@ -113,7 +113,7 @@ def test_no_lock_is_held_while_a_record_is_written_and_while_others_are_told(
 
 
 def test_of_two_steps_that_were_watched_at_once_one_is_learned_from(
-    parts: tuple[Lessons, Kept, Asked],
+    parts: tuple[LearnedModels, Kept, Asked],
 ) -> None:
     lessons, _, asked = parts
     lesson = lessons.of(STRUCTURE)
@@ -123,7 +123,7 @@ def test_of_two_steps_that_were_watched_at_once_one_is_learned_from(
 
 
 def test_a_job_that_cannot_be_asked_for_is_not_waited_for(
-    parts: tuple[Lessons, Kept, Asked], monkeypatch: pytest.MonkeyPatch
+    parts: tuple[LearnedModels, Kept, Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lessons, _, asked = parts
     lesson = lessons.of(STRUCTURE)
@@ -137,7 +137,7 @@ def test_a_job_that_cannot_be_asked_for_is_not_waited_for(
     assert not lesson.is_pending
 
 
-def test_a_record_that_cannot_be_used_is_told(parts: tuple[Lessons, Kept, Asked]) -> None:
+def test_a_record_that_cannot_be_used_is_told(parts: tuple[LearnedModels, Kept, Asked]) -> None:
     lessons, _, asked = parts
     lesson = lessons.of(STRUCTURE)
     lessons.teach(lesson, "b:Other", {})

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..graphs.graph import Graph
+from ..graphs.compiled_graph import CompiledGraph
 from ..host_api import layers
 from ..kinds.layout import aligned
 from ..kinds.tolerance import Difference, difference, nudged, relative_l2, tells_nothing
@@ -50,11 +50,16 @@ class Verdict(NamedTuple):
     reason: Reason = NOTHING
 
 
-class Trust:
+class Verifier:
     """The comparisons of one place's graph."""
 
     def __init__(
-        self, place: Place, graph: Graph, comparisons: Comparisons, model: Any, verdicts: Verdicts
+        self,
+        place: Place,
+        graph: CompiledGraph,
+        comparisons: Comparisons,
+        model: Any,
+        verdicts: Verdicts,
     ) -> None:
         """Set up for one place's graph.
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ..cuda_graphs.pieces import Pieces
 from ..cuda_graphs.replays import EXACT
-from ..graphs.graph import Graph, State
+from ..graphs.compiled_graph import CompiledGraph, State
 from ..host_api import options
 from ..plans.plan import Place, Placed, Plan
 from ..reasons import Reason
@@ -19,7 +19,7 @@ from .faults import Faults
 from .kind import Kind
 from .region import Region
 from .shared import Shared
-from .variations import Account
+from .specializations import CallStats
 from .wiring import Guests
 
 
@@ -43,11 +43,11 @@ class ForwardSet(NamedTuple):
 NOTHING_SERVES = ForwardSet([], EXACT)
 
 
-class Forwards:
+class Dispatcher:
     """The forwards of one root module, and its regions, which they call."""
 
     def __init__(
-        self, shared: Shared, faults: Faults, account: Account, pieces: Pieces | None = None
+        self, shared: Shared, faults: Faults, account: CallStats, pieces: Pieces | None = None
     ) -> None:
         """Set up; there are no regions.
 
@@ -185,7 +185,7 @@ class Forwards:
             region.serve(guests, regions[number:])
         return regions[0]
 
-    def _against(self, graph: Graph, guests: Guests | None) -> Reason | None:
+    def _against(self, graph: CompiledGraph, guests: Guests | None) -> Reason | None:
         """Why comparisons refuse a graph with this model's weights."""
         return self._account.verdicts.against(graph, "" if guests is None else guests.code)
 
@@ -193,7 +193,7 @@ class Forwards:
         """The kind of a place now, and others' code in it."""
         return self._called.get(name) or (self._kinds.get(name), None)
 
-    def _of(self, place: Place, graph: Graph, kind: str) -> Region:
+    def _of(self, place: Place, graph: CompiledGraph, kind: str) -> Region:
         """Return the region of a place by a graph of its kind, by the kind's key."""
         here = self._regions.setdefault(place.name, {})
         region = here.get(graph.key)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.choices import ways
-from warmgraph_backends.choices.ways import HOST, Ways, quickest
+from warmgraph_backends.choices import autotuner
+from warmgraph_backends.choices.autotuner import HOST, Autotuner, quickest
 
 MACHINE = "card/torch"
 FILE = "ways.json"
@@ -25,7 +25,7 @@ class Card:
         self.timed: list[set[str]] = []
         self.ran: list[str] = []
         self.is_capturing = False
-        monkeypatch.setattr(ways, "by_turns", self._by_turns)
+        monkeypatch.setattr(autotuner, "by_turns", self._by_turns)
         monkeypatch.setattr(
             torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing, raising=False
         )
@@ -34,7 +34,7 @@ class Card:
         self.timed.append(set(runs))
         return {name: self.times[name] for name in runs if name in self.times}
 
-    def run(self, chooser: Ways, *others: str, size_class: str = "class") -> str:
+    def run(self, chooser: Autotuner, *others: str, size_class: str = "class") -> str:
         """Compute once; returns which way was taken."""
 
         def way(name: str) -> Callable[[], torch.Tensor]:
@@ -76,16 +76,16 @@ def test_the_quickest_is_taken_if_it_saves_enough(
 
 
 def test_all_are_timed_together_and_kept(card: Card, tmp_path: Path) -> None:
-    chooser = Ways(tmp_path / FILE, MACHINE, ("apart", "ours"))
+    chooser = Autotuner(tmp_path / FILE, MACHINE, ("apart", "ours"))
     assert [card.run(chooser, "apart", "ours") for _ in range(2)] == ["ours"] * 2
     assert card.timed == [{HOST, "apart", "ours"}]
-    again = Ways(tmp_path / FILE, MACHINE, ("apart", "ours"))
+    again = Autotuner(tmp_path / FILE, MACHINE, ("apart", "ours"))
     assert card.run(again, "apart", "ours") == "ours" and len(card.timed) == 1
 
 
 def test_one_that_comes_later_is_timed_with_the_others_then(card: Card, tmp_path: Path) -> None:
     """The name of a class says which ways it has."""
-    chooser = Ways(tmp_path / FILE, MACHINE, ("apart", "ours"))
+    chooser = Autotuner(tmp_path / FILE, MACHINE, ("apart", "ours"))
     assert card.run(chooser, "apart") == "apart"
     card.is_capturing = True  # nothing is timed meanwhile
     assert card.run(chooser, "apart", "ours", size_class="class ours") == HOST
@@ -100,7 +100,7 @@ def test_what_was_written_before_is_read(card: Card, tmp_path: Path) -> None:
     old = {"class": {"host": 1.0, "apart": 0.7}, "other": {"host": 1.0, "apart": 0.7, "new": 0.1}}
     old |= {"broken": {"apart": 0.7}}
     (tmp_path / FILE).write_text(json.dumps({MACHINE: old, "another card": {}}))
-    chooser = Ways(tmp_path / FILE, MACHINE, ("apart", "ours"))
+    chooser = Autotuner(tmp_path / FILE, MACHINE, ("apart", "ours"))
     assert card.run(chooser, "apart") == "apart"
     assert card.run(chooser, "apart", size_class="other") == "apart" and not card.timed
     assert card.run(chooser, "apart", size_class="broken") == "apart" and len(card.timed) == 1
@@ -110,7 +110,7 @@ def test_what_was_written_before_is_read(card: Card, tmp_path: Path) -> None:
 def test_one_that_refuses_sizes_of_its_class_leaves_them_to_the_host(
     card: Card, tmp_path: Path
 ) -> None:
-    chooser = Ways(tmp_path / FILE, MACHINE, ("refusing", "ours"))
+    chooser = Autotuner(tmp_path / FILE, MACHINE, ("refusing", "ours"))
     assert card.run(chooser, "refusing", "ours") == HOST
     assert card.run(chooser, "refusing", "ours") == HOST
     assert card.ran == ["refusing", HOST, HOST]

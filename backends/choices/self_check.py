@@ -36,7 +36,7 @@ class Offered(Protocol):
         """Never use it again."""
 
 
-class FirstResults:
+class SelfCheck:
     """Which calls were compared."""
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """One graph of this process: where it is in its life, and what its file says about it.
 
-A `Graph` is shared by every model that has its kind. States: missing -> loading -> ready, or
-missing -> building -> ready; a failed build is tried once more by a later prompt, then not again.
+A `CompiledGraph` is shared by every model that has its kind. States: missing -> loading -> ready,
+or missing -> building -> ready; a failed build is tried once more by a later prompt, then not
+again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..building.claims import BY_ANOTHER_SERVER
 from ..building.contract import BuildResult
-from ..contract import Compiler, Description, WeightSpec
+from ..contract import Compiler, RegionSpec, WeightSpec
 from ..errors import BuildError, ManifestError
 from ..kinds.module_tree import parameters
 from ..reasons import NOTHING, Reason, of, with_remedy
@@ -93,13 +94,13 @@ class Outcome(NamedTuple):
     loaded: Loaded | None = None
 
 
-class Graph:
+class CompiledGraph:
     """One kind on one target and one card, and the callable for it once there is one."""
 
     def __init__(
         self,
         key: str,
-        description: Description,
+        description: RegionSpec,
         backend: Compiler,
         on_drop: Callable[[], None] = lambda: None,
         card: int = 0,
@@ -206,7 +207,7 @@ class Graph:
         self._on_drop()  # what was captured with it must not be replayed any more
 
 
-def manifest_of(graph: Graph, facts: Facts, seconds: float) -> dict[str, Any]:
+def manifest_of(graph: CompiledGraph, facts: Facts, seconds: float) -> dict[str, Any]:
     """Return what a graph file says about itself; the file layer adds format, payload and
     signature.
     """
@@ -228,7 +229,7 @@ def manifest_of(graph: Graph, facts: Facts, seconds: float) -> dict[str, Any]:
     }
 
 
-def validate_result(graph: Graph, result: BuildResult) -> tuple[Facts, float]:
+def validate_result(graph: CompiledGraph, result: BuildResult) -> tuple[Facts, float]:
     """Return what a worker said about its graph and the seconds that it took, checked as strictly
     as what a file says.
 
@@ -243,7 +244,7 @@ def validate_result(graph: Graph, result: BuildResult) -> tuple[Facts, float]:
         raise BuildError(of("bad_result", error=error.reason)) from error
 
 
-def validate_weights(graph: Graph, facts: Facts) -> None:
+def validate_weights(graph: CompiledGraph, facts: Facts) -> None:
     """Refuse weights that are not parameters of the graph's own region.
 
     Raises:

@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 Runs = Mapping[str, Callable[[], Result]]
 
 
-class Ways:
+class Autotuner:
     """Computes one sort of thing as the host does, or in another way if that is faster on this
     machine; for any thread.
 

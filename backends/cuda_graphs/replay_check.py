@@ -30,7 +30,7 @@ def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor.detach().clone() for tensor in tensors]
 
 
-class Shown:
+class ReplayCheck:
     """One call of a signature."""
 
     def __init__(self, inputs: Sequence[torch.Tensor], epoch: int) -> None:

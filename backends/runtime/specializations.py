@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ..contract import Description, InputSpec
+from ..contract import InputSpec, RegionSpec
 from ..device.gpu import is_gpu
 from ..operators import host_layer
 from ..plans.plan import Place
@@ -24,7 +24,7 @@ NOT_CALLED = of("learned_not_called")
 
 
 @dataclass(frozen=True, eq=False)
-class Variation:
+class Specialization:
     """A way in which another graph of a kind differs from its first one.
 
     Attributes:
@@ -36,23 +36,23 @@ class Variation:
 
     name: str
     words: str
-    change: Callable[[Description], Description]
+    change: Callable[[RegionSpec], RegionSpec]
     foreseen: Callable[[Place, str], bool] = lambda place, device: False
 
-    def of(self, first: Description) -> Description:
+    def of(self, first: RegionSpec) -> RegionSpec:
         """Return the description of such a graph."""
         return replace(self.change(first), label=f"{first.label} ({self.words})")
 
 
-def _widened(first: Description) -> Description:
+def _widened(first: RegionSpec) -> RegionSpec:
     return replace(first, wide=True)
 
 
-def _unrounded(first: Description) -> Description:
+def _unrounded(first: RegionSpec) -> RegionSpec:
     return replace(first, module=host_layer.unrounded(first.module))
 
 
-def _rowed(first: Description) -> Description:
+def _rowed(first: RegionSpec) -> RegionSpec:
     """Turn a table that all rows share into one for each row."""
     rows = first.inputs[0].dims[0]
 
@@ -64,32 +64,34 @@ def _rowed(first: Description) -> Description:
 
 
 #: Counts elements with 64 bits: for calls of 2**31 of them and more.
-WIDE = Variation("wide", "64-bit", _widened, lambda place, device: place.widens and is_gpu(device))
+WIDE = Specialization(
+    "wide", "64-bit", _widened, lambda place, device: place.widens and is_gpu(device)
+)
 #: Rounds no layer's input: for calls in which a layer of the host's would not.
-UNROUNDED = Variation("unrounded", "not rounded", _unrounded)
+UNROUNDED = Specialization("unrounded", "not rounded", _unrounded)
 #: Has a rotation table for each image: for calls by others' code that makes those.
-ROWED = Variation("rowed", "a table for each image", _rowed)
+ROWED = Specialization("rowed", "a table for each image", _rowed)
 #: All of them, in the order in which they are tried.
-VARIATIONS = (WIDE, UNROUNDED, ROWED)
+SPECIALIZATIONS = (WIDE, UNROUNDED, ROWED)
 
-#: What the calls of a model need: (key of a kind's first graph, name of a variation).
+#: What the calls of a model need: (key of a kind's first graph, name of a specialization).
 Needs = set[tuple[str, str]]
 
 
-class Misfit(NamedTuple):
+class GuardFailure(NamedTuple):
     """Why a graph does not accept a call.
 
     Attributes:
         reason: in words.
-        needs: the variation that would accept it; None if none does.
+        needs: the specialization that would accept it; None if none does.
     """
 
     reason: Reason
-    needs: Variation | None = None
+    needs: Specialization | None = None
 
 
 @dataclass
-class Account:
+class CallStats:
     """What the regions of one root module note of their calls.
 
     Attributes:

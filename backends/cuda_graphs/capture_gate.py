@@ -18,7 +18,7 @@ from collections.abc import Iterator
 GRACE_S = 0.02
 
 
-class Quiet:
+class CaptureGate:
     """The captures of this process. Several may run at once, each on its card."""
 
     def __init__(self) -> None:
@@ -110,4 +110,4 @@ class Quiet:
 
 
 #: Of this process: garbage collection is one for all of it.
-QUIET = Quiet()
+CAPTURE_GATE = CaptureGate()
