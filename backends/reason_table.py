@@ -9,12 +9,12 @@ class Row(NamedTuple):
     """What is known of all reasons of one key.
 
     Attributes:
-        english: its words, with {names} for what stands in them.
-        expected: it is nothing to log loudly.
+        english: its words, with {names} for its values.
+        expected: not worth a warning in the log.
         passes: it ends by itself, because what it waits for is coming.
-        retry: what it stopped may be tried again in the next run.
-        fleeting: the same in the next step.
-        outcome: it says what becomes of a model, and `why`.
+        retry: what it prevented may be tried again in the next run.
+        fleeting: likewise in the next step.
+        outcome: it says what happens to a model, and `why`.
     """
 
     english: str

@@ -1,7 +1,7 @@
 """Why something runs at normal speed, is not captured, is refused or was not built: as data.
 
-Each reason is a key, and what stands in its words. The code asks for attributes of a reason, never
-for its words; a page shows another language by the key.
+Each reason is a key and its values. Code reads a reason's attributes, never its words; a page shows
+another language by the key.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _PLAIN = Row("{text}")
 
 
 class Reason(str):
-    """A reason: its English words, which may be used as any text; `of` makes one.
+    """A reason: its English text, usable as any string; `of` makes one.
 
     Attributes:
-        key: of it in `TABLE`; empty where it is words alone (`plain`).
-        values: what stands in it by name, other reasons among them.
+        key: in `TABLE`; empty for plain words (`plain`).
+        values: by name; other reasons may be among them.
         expected, passes, retry, fleeting, outcome: see `Row`.
     """
 
@@ -40,12 +40,12 @@ class Reason(str):
 
     @classmethod
     def plain(cls, words: str) -> Reason:
-        """Return words that have no key here as a reason; one that is a reason as it is."""
+        """Return plain words as a reason; a reason as it is."""
         return words if isinstance(words, Reason) else cls(words)
 
     @property
     def cause(self) -> Reason:
-        """It without what becomes of a model."""
+        """The reason without its outcome."""
         return Reason.plain(self.values["why"]) if self.outcome else self
 
     def to_plain(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def of(key: str, /, **values: object) -> Reason:
 
 
 def joined(reasons: Iterable[str]) -> Reason:
-    """Put reasons, at least one, after one another."""
+    """Join reasons, at least one."""
     first, *others = map(Reason.plain, reasons)
     return of("both", one=first, other=joined(others)) if others else first
 
