@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    """Return what was asked for; what stands behind `--` of `prebuild` is ComfyUI's, as `flags`."""
+    """Return the parsed arguments; those after `--` of `prebuild` are ComfyUI's, as `flags`."""
     _import_packages()
     flags: list[str] = []
     if arguments[:1] == ["prebuild"] and "--" in arguments:

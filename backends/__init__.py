@@ -1,3 +1,1 @@
-"""The shared layer: regions of host models, graphs compiled for them, and the files they live
-in.
-"""
+"""The shared layer: regions of host models, their compiled graphs, and the files of those."""

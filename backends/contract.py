@@ -1,9 +1,9 @@
-"""The words that all parts share: what a region is, and what a compiler must offer.
+"""The terms that all parts share: what a region is, and what a compiler must offer.
 
-A *kind* is one region of a model, written down as plain data (`RegionSpec`): everything that
-decides its graph and nothing else. A `Compiler` turns a description's exported `Program` into a
-payload of bytes and such bytes back into a callable. Graphs are pure functions of (weights,
-activations). Importing this imports no PyTorch.
+A *kind* is one region of a model as plain data (`RegionSpec`): everything that decides its graph
+and nothing else. A `Compiler` turns a description's exported `Program` into a payload of bytes and
+such bytes back into a callable. Graphs are pure functions of (weights, activations). Importing this
+imports no PyTorch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Measure = Callable[[], AbstractContextManager[None]]
 
 
 class WhenMissing(str, Enum):
-    """What Compile Model does about a graph that is not there yet."""
+    """What Compile Model does about a missing graph."""
 
     BACKGROUND = "background"
     WAIT = "wait"
@@ -49,7 +49,7 @@ class CallForm(str, Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> CallForm | None:
-        """What older workflows say where there is one way now."""
+        """Values in older workflows that now mean `AUTO`."""
         return cls.AUTO if value in OLDER_FORMS else None
 
 
@@ -62,8 +62,8 @@ class InputSpec:
     """One activation of a region.
 
     `dims` holds fixed sizes as integers and symbolic ones as symbol names; the description's
-    `layout` says how tensors lie in memory.
-    `dtype` is a torch dtype's name, or "int" for a Python integer, whose single dim is its symbol.
+    `layout` is the tensors' memory layout. `dtype` is a torch dtype's name, or "int" for a Python
+    integer, whose single dim is its symbol.
     """
 
     name: str
@@ -92,7 +92,7 @@ class PackFile(NamedTuple):
         replaces: what it replaces, for people, for example "BasicTransformerBlock.forward".
         module: the module's name in the server's process.
         path: of the file; workers run `text`, and show this.
-        folder: the pack's own; "" where it is a single file.
+        folder: the pack's own; "" for a single file.
         parents: (name, folder) of each package that the module lies in, outermost first.
         text: the source text.
         sha256: of the text.
@@ -122,12 +122,12 @@ class RegionSpec:
         symbols: every symbolic size that `inputs` names.
         sources: hashes of the functions that the region runs through (`sources.fingerprint`).
         device: its type, as PyTorch names it.
-        layout: how four-dimensional inputs and the output lie in memory (`layout`).
+        layout: of four-dimensional inputs and the output (`layout`).
         wide: whether elements are counted with 64 bits, for calls of 2**31 of them and more.
-        packs: files that a worker runs first, in this order; not part of the key, which `sources`
-            ties to the functions that they put in place.
-        way: how the block is called, where that was learned (`learning.ways`); not part of the
-            key, for `form` is its digest.
+        packs: files that a worker runs first, in this order; not part of the key, because `sources`
+            covers the functions that they define.
+        way: how the block is called, if that was learned (`learning.ways`); not part of the key,
+            because `form` is its digest.
     """
 
     family: str
@@ -175,7 +175,7 @@ Eager = Callable[[list["torch.Tensor"], list[Any]], tuple["torch.Tensor", ...]]
 
 
 class Example(Protocol):
-    """Makes what a program may be called with."""
+    """Makes arguments of a program."""
 
     def __call__(
         self, sizes: Mapping[str, int] | None = None
@@ -183,7 +183,7 @@ class Example(Protocol):
         """Return random weights and inputs on the run device.
 
         Args:
-            sizes: by symbol; those that are not named have their example's.
+            sizes: by symbol; others have their example's.
         """
 
 
@@ -194,15 +194,15 @@ class Program:
     Attributes:
         description: the kind it was made from.
         graph_module: `(*weights, *inputs) -> results`, a tuple, of PyTorch's operators and ours
-            (`warmgraph::`), which call what stays the host's when a graph runs; placeholders carry
-            fakes on the run device in `meta["val"]`, symbolic sizes in their shapes. The
+            (`warmgraph::`), which call what is left to the host when a graph runs; placeholders
+            carry fakes on the run device in `meta["val"]`, symbolic sizes in their shapes. The
             compiler's to change.
         weights: the weights in call order, named below the region's module.
         run: computes the region eagerly with real tensors, for checks.
         run_in_full: as `run`, where no layer's input is rounded.
         example: makes weights and inputs.
         work: elements of the largest tensor anywhere in the region, per element of its first input.
-        attends: whether the region has an attention, whose cost is the square of its rows.
+        attends: whether the region has an attention, whose cost grows with the square of its rows.
     """
 
     description: RegionSpec
@@ -222,9 +222,9 @@ class Compiled(NamedTuple):
         payload: all that `Compiler.load` needs; the same for any weights and any size in the ranges
             of the description's symbols. It is stored, signed and may be loaded on another machine
             of the same target.
-        facts: plain data for the file's manifest: "binary_bytes", what a loaded graph takes of the
-            device's memory.
-        source: what was generated, for developers to read.
+        facts: plain data for the file's manifest: "binary_bytes", the device memory of a loaded
+            graph.
+        source: the generated code, for developers.
     """
 
     payload: bytes
@@ -236,10 +236,10 @@ class KernelFacts(NamedTuple):
     """One kernel of a graph.
 
     Attributes:
-        name: as the source calls it.
+        name: in the source.
         sort: for example "Triton" or "C++".
         bytes: of its binary.
-        choices: what it was compiled with after it was measured: block sizes, warps, stages.
+        choices: the configuration chosen by measurement: block sizes, warps, stages.
     """
 
     name: str
@@ -255,7 +255,7 @@ class KernelFacts(NamedTuple):
 
 
 class PayloadFacts(NamedTuple):
-    """What people may read of a payload: its generated source, and its kernels."""
+    """A payload for people: its generated source, and its kernels."""
 
     source: str
     kernels: list[KernelFacts]
@@ -269,7 +269,7 @@ class Requirement(NamedTuple):
         met: whether it is there.
         reason: in words, what is missing.
         remedy: in words, what to do.
-        is_final: whether it stays as it is while this process lives: nothing is tried again.
+        is_final: whether it cannot change while this process lives, so that nothing is tried again.
     """
 
     name: str
@@ -282,8 +282,8 @@ class Requirement(NamedTuple):
 class Compiler(Protocol):
     """A way to turn a region into a graph: one module of `compilers/`, listed in its `registry`.
 
-    Compilers never import one another. Making one, and asking it what stands here under *anywhere*,
-    imports no PyTorch: the console's commands do without.
+    Compilers never import one another. Making one, and the methods marked *anywhere*, import no
+    PyTorch: the console's commands do without.
     """
 
     name: str
@@ -300,8 +300,8 @@ class Compiler(Protocol):
         """
 
     def needs_to_build(self, device: str) -> Sequence[Requirement]:
-        """Say what builds need besides: without it a user is told so, nothing is built, and what
-        was built before is loaded.
+        """Say what builds need besides: without it nothing is built, the user is told, and existing
+        graphs are still loaded.
 
         Anywhere; never raises.
         """
@@ -309,65 +309,64 @@ class Compiler(Protocol):
     def fingerprint(self, device: str) -> dict[str, Any]:
         """Return every fact besides device and PyTorch that changes generated code, as plain data.
 
-        In the server and in workers, where its requirements are met; part of each key. A graph
-        serves wherever all facts are equal, so what is missing here ends in wrong graphs.
+        In the server and in workers, where its requirements are met; part of each key. A graph is
+        used wherever all facts are equal, so a missing fact leads to wrong graphs.
         """
 
     def installed_fingerprint(self, device: str) -> dict[str, Any]:
-        """Return the same as the installed files tell. Anywhere."""
+        """Return the same from the installed files. Anywhere."""
 
     def prepare_worker(self, folder: Path, *, suffix: str) -> None:
         """Make a worker's process ready for `compile`; once, before its first job.
 
-        Called for each compiler of the registry, whatever jobs come. Where its requirements are not
-        met it does nothing; never raises.
+        Called for each compiler of the registry, whatever the jobs. Does nothing if its
+        requirements are not met; never raises.
 
         Args:
             folder: shared by the workers of a server; it may keep files there for the next one.
-            suffix: with which their names end.
+            suffix: of their names.
         """
 
     def compile(self, program: Program, *, measure: Measure) -> Compiled:
         """Compile a program; in workers only, where its requirements are met.
 
-        What comes back is loaded at once and compared with `program.run` at the ends of every
-        range: results are new tensors in the description's layout, and no input is written into.
+        The result is loaded at once and compared with `program.run` at the ends of every range:
+        results are new tensors in the description's layout, and no input is written into.
 
         Args:
             program: its graph module may be changed.
             measure: to be entered while anything is timed on the device.
 
         Raises:
-            BuildError: it cannot be compiled; the region stays the host's, with this reason.
+            BuildError: it cannot be compiled; the host runs the region, with this reason.
         """
 
     def explain_failure(self, device: str) -> RequirementError | None:
-        """Say why a build that failed had to: no other can succeed here either.
+        """Say why no other build can succeed here either, after one failed.
 
-        In workers only, after any failure of a build. None: it was that region's own, or is not
-        known. A final error ends all building while the server lives. Never raises.
+        In workers only, after any failure of a build. None: the cause was the region's own, or is
+        not known. A final error ends all building while the server lives. Never raises.
         """
 
     def load(self, payload: bytes, card: int | None = None) -> Callable[[list[Any]], Any]:
-        """Rebuild the callable of a payload whose signature and hash were right.
+        """Rebuild the callable of a verified payload.
 
         In the server, in a thread of its own, and in the worker that built it. A payload is loaded
         once for each GPU on which it is called, whichever it was built on.
 
         Args:
-            card: the number of that GPU; None: the one that is in use. Without GPUs it says
-                nothing.
+            card: the number of that GPU; None: the current one. Ignored without GPUs.
 
         Returns:
             What takes the list [*weights, *inputs], empties it, and returns the results in order,
             as a tuple or list. Sizes are in the declared ranges; no gradient is wanted.
 
         Raises:
-            Any error: it cannot be loaded here; the region stays the host's, with this reason.
+            Any error: it cannot be loaded here; the host runs the region, with this reason.
         """
 
     def describe_payload(self, payload: bytes) -> PayloadFacts:
-        """Say what is in a payload, for people, running nothing of it. Anywhere.
+        """Say what is in a payload, for people, without running it. Anywhere.
 
         Raises:
             ValueError: it was not made by this compiler.

@@ -1,8 +1,8 @@
-"""What a developer asks of a server with `WARMGRAPH_DEBUG`: read once, a frozen value from then on.
+"""A developer's switches for a server, in `WARMGRAPH_DEBUG`: read once, then a frozen value.
 
     WARMGRAPH_DEBUG=verify,dump,no-capture,only=KIND
 
-A server without it has `OFF`; nothing here is asked while a model runs.
+A server without it has `OFF`; nothing here is read while a model runs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Debugging:
     """What a server does besides its work.
 
     Attributes:
-        verify: whether each call of a region is compared with eager, whose result is used where
-            they differ.
+        verify: whether each call of a region is compared with eager, whose result is used on a
+            difference.
         dump: the folder in which each graph is written down, None for none.
         captures: whether calls may be captured as CUDA graphs; a replayed call cannot be verified.
         only: parts of the labels of those kinds that are compiled; empty: all are.
@@ -41,7 +41,7 @@ class Debugging:
 
     @property
     def words(self) -> Reason:
-        """What is asked for, for a report; empty where nothing is."""
+        """The switches, for a report; empty for none."""
         asked = [_VERIFY] * self.verify + [_DUMP] * (self.dump is not None)
         asked += [_NO_CAPTURE] * (not self.captures and not self.verify)
         asked += [f"{_ONLY}={part}" for part in self.only]
@@ -62,7 +62,7 @@ OFF = Debugging()
 
 
 def read_debugging(text: str, private: Path) -> Debugging:
-    """Read what the environment says; a word that is not known costs a warning and nothing else.
+    """Read the environment; an unknown word only costs a warning.
 
     Args:
         text: the variable's value, "" where it is not set.

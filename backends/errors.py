@@ -1,17 +1,15 @@
 """Every error that Warmgraph raises, drawn once.
 
-WarmgraphError              base: `reason` says why, `remedy` what to do
-├── RequirementError        a backend cannot work here (no Triton, no CUDA, torch too old)
-├── DescriptionError        a module cannot be written down for a worker
-├── LearnError              how a block or a model is called cannot be learned
-├── ManifestError           what a graph file or a worker says of a graph is not of the right kind
-├── BuildError              a build failed, was killed or ran out of time
-│   └── BrokenWorkerError   nor can its worker build anything else now
-├── GraphFileError          a graph file is damaged, unsigned, foreign or cannot be written
-│   └── RefusedFileError    (graph_file.py) which check it did not pass, and which file
-├── GraphsNameError         a graphs name or workflow path is not a plain, safe name
-└── StrictError             Load Compiled Graph in strict mode found something that would run
-eager
+WarmgraphError              base: `reason` says why, `remedy` what to do ├── RequirementError
+a backend cannot work here (no Triton, no CUDA, torch too old) ├── DescriptionError        a module
+cannot be written down for a worker ├── LearnError              how a block or a model is called
+cannot be learned ├── ManifestError           what a graph file or a worker says of a graph is not
+of the right kind ├── BuildError              a build failed, was killed or ran out of time │   └──
+BrokenWorkerError   nor can its worker build anything else now ├── GraphFileError          a graph
+file is damaged, unsigned, foreign or cannot be written │   └── RefusedFileError    (graph_file.py)
+which check it did not pass, and which file ├── GraphsNameError         a graphs name or workflow
+path is not a plain, safe name └── StrictError             Load Compiled Graph in strict mode found
+something that would run eager
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ MAX_TEXT = 4096
 
 
 def shown(value: object) -> str:
-    """Return what came in as a message names it: a text's beginning, of anything large its type."""
+    """Return an input for a message: a text's beginning, or the type of anything large."""
     if isinstance(value, str):
         start = ascii(value[:_SHOWN])
         if len(value) <= _SHOWN and len(start) <= 1.5 * _SHOWN:
@@ -66,7 +64,7 @@ def validate_length(name: str, text: str) -> str:
 class WarmgraphError(Exception):
     """Base of all errors; the text is `told`: `reason`, followed by `remedy` where there is one.
 
-    `final` says that it will be the same for as long as this process lives: nothing is tried again.
+    `final` says that it cannot change while this process lives, so that nothing is tried again.
     """
 
     def __init__(self, reason: Reason, *, remedy: Reason = NOTHING, final: bool = False) -> None:
@@ -82,7 +80,7 @@ class RequirementError(WarmgraphError):
 
 
 class DescriptionError(WarmgraphError):
-    """A module cannot be written down as plain data, so no worker can rebuild it."""
+    """A module cannot be described as plain data, so no worker can rebuild it."""
 
 
 class LearnError(WarmgraphError):
@@ -90,7 +88,7 @@ class LearnError(WarmgraphError):
 
 
 class ManifestError(WarmgraphError):
-    """What a graph file or a worker says about a graph is not as it must be; `field` names it."""
+    """What a graph file or a worker says about a graph is invalid; `field` names it."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(Reason.plain(f"{field} {problem}"))
@@ -102,8 +100,8 @@ class BuildError(WarmgraphError):
 
 
 class BrokenWorkerError(BuildError):
-    """A build failed, and so would any other in this process: of what its card, its memory or its
-    disk are, a new one may get more.
+    """A build failed, and so would any other in this process, because of its card, memory or disk;
+    a new process may succeed.
     """
 
 

@@ -1,4 +1,4 @@
-"""What the parts of one engine tell one another; who publishes does not know who listens."""
+"""Events between the parts of one engine; publishers do not know the listeners."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 class Event(Enum):
-    """What happened; the value says so in words."""
+    """What happened, in words."""
 
     GRAPH_CHANGED = "a graph changed its state"
     BUILDS_CHANGED = "the progress of the builds changed"
@@ -22,20 +22,20 @@ class Event(Enum):
 class Events:
     """Listeners by event.
 
-    A listener runs in the thread that publishes, which holds no lock then. What it raises is logged
-    and keeps nobody else from listening: no step, build or prompt hangs on being told of.
+    A listener runs in the publishing thread, which holds no lock then. Its exceptions are logged
+    and do not stop other listeners, nor any step, build or prompt.
     """
 
     def __init__(self) -> None:
         self._listeners: dict[Event, list[Callable[[], None]]] = {event: [] for event in Event}
 
     def listen(self, listener: Callable[[], None], *events: Event) -> None:
-        """Have a listener called after each of these events, after those that came before it."""
+        """Call a listener after each of these events, after earlier listeners."""
         for event in events:
             self._listeners[event].append(listener)
 
     def publish(self, event: Event) -> None:
-        """Tell all who listen."""
+        """Call all listeners."""
         for listener in list(self._listeners[event]):
             try:
                 listener()

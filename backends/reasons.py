@@ -1,7 +1,7 @@
 """Why something runs at normal speed, is not captured, is refused or was not built: as data.
 
-Each reason is a key, and what stands in its words. The code asks for attributes of a reason, never
-for its words; a page shows another language by the key.
+Each reason is a key and its values. Code reads a reason's attributes, never its words; a page shows
+another language by the key.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Traits(NamedTuple):
     """What the code asks of reasons.
 
     Attributes:
-        expected: it is nothing to log loudly.
-        passes: it goes by itself, for what it waits for is on its way.
-        retry: what it stopped may be tried again in the next run.
-        fleeting: the same in the next step.
-        outcome: it says what becomes of a model, and `why`.
+        expected: not worth a warning in the log.
+        passes: it ends by itself, because what it waits for is coming.
+        retry: what it prevented may be tried again in the next run.
+        fleeting: likewise in the next step.
+        outcome: it says what happens to a model, and `why`.
         capture_only: it speaks against a capture alone.
         other_way: it shows another way in which a learned model's blocks are called.
         of_model: another process would find the same of a model that is learned.
@@ -60,11 +60,11 @@ _TRAITS = {
 
 
 class Reason(str):
-    """A reason: its English words, which may be used as any text; `of` makes one.
+    """A reason: its English text, usable as any string; `of` makes one.
 
     Attributes:
-        key: of it in `ENGLISH`; empty where it is words alone (`plain`).
-        values: what stands in it by name, other reasons among them.
+        key: in `ENGLISH`; empty for plain words (`plain`).
+        values: by name; other reasons may be among them.
         expected and the rest: see `Traits`.
     """
 
@@ -89,12 +89,12 @@ class Reason(str):
 
     @classmethod
     def plain(cls, words: str) -> Reason:
-        """Return words that have no key here as a reason; one that is a reason as it is."""
+        """Return plain words as a reason; a reason as it is."""
         return words if isinstance(words, Reason) else cls(words)
 
     @property
     def cause(self) -> Reason:
-        """It without what becomes of a model."""
+        """The reason without its outcome."""
         return Reason.plain(self.values["why"]) if self.outcome else self
 
     def to_plain(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def of(key: str, /, **values: object) -> Reason:
 
 
 def joined(reasons: Iterable[str]) -> Reason:
-    """Put reasons, at least one, after one another."""
+    """Join reasons, at least one."""
     first, *others = map(Reason.plain, reasons)
     return of("both", one=first, other=joined(others)) if others else first
 

@@ -1,8 +1,8 @@
-"""What PyTorch and ComfyUI say of themselves: asked in a process of their own, for importing them
-may fail, print, hang or end the process.
+"""Asks PyTorch and ComfyUI about themselves in a separate process, because importing them may fail,
+print, hang or end the process.
 
 Such a process is `cli.py doctor --ask torch DEVICE` or `--ask host FOLDER DEVICE`; it prints lines
-of JSON after a mark, and the last words of one that dies are told.
+of JSON after a mark. If it dies, its last output is reported.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _CLI = Path(__file__).resolve().parents[1] / "cli.py"
 
 
 def ask(*question: str, limit_s: float) -> tuple[dict[str, Any], str | None]:
-    """Ask in a process of its own.
+    """Ask in a separate process.
 
     Args:
         question: "torch" and a device, or "host", a folder and a device.
         limit_s: seconds until it is given up.
 
     Returns:
-        What it said, and how it ended if not well.
+        Its answers, and how it ended if not well.
     """
     with tempfile.TemporaryDirectory(prefix="warmgraph-doctor-") as folder:
         environment = {
@@ -59,7 +59,7 @@ def ask(*question: str, limit_s: float) -> tuple[dict[str, Any], str | None]:
 
 
 def answer(question: list[str]) -> int:
-    """Answer one question, in a process of its own."""
+    """Answer one question, in the separate process."""
     if question[0] == "torch":
         _answer_of_torch(question[1], _tell)
     else:
@@ -122,7 +122,7 @@ def _answer_of_torch(device: str, tell: Callable[..., None]) -> None:
 
 
 def _triton() -> tuple[str | None, str]:
-    """Triton's version, or why it cannot be imported though it is there."""
+    """Triton's version, or why it cannot be imported although installed."""
     try:
         if importlib.util.find_spec("triton") is None:
             return None, ""
@@ -132,7 +132,7 @@ def _triton() -> tuple[str | None, str]:
 
 
 def _detail(name: str, triton: str | None) -> str:
-    """What is there of something that a backend requires."""
+    """Details of something that a backend requires."""
     import torch
 
     from warmgraph_backends.device import gpu
@@ -165,7 +165,7 @@ def _gpus() -> list[dict[str, Any]]:
         try:
             facts["free"], facts["total"] = gpu.free_and_total_bytes(device)
             facts["capability"] = f"compute capability {gpu.capability(card)}"
-        except RuntimeError as error:  # it is full, or another process has it for itself
+        except RuntimeError as error:  # it is full, or exclusive to another process
             facts["problem"] = str(error).splitlines()[0]
     return found
 

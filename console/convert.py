@@ -9,7 +9,7 @@ WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMB
 #: What the page sends of widgets that only show something; no workflow holds it.
 _SHOWING = {"IMAGECOMPARE": {"__value__": ["", ""]}}
 _NEVER, _BYPASS = 2, 4  # `mode` of a muted and of a bypassed node
-_INPUTS = -10  # the id, within a subgraph, of what stands for its inputs
+_INPUTS = -10  # the id of a subgraph's inputs, within it
 _PAGE_ONLY = ("Note", "MarkdownNote", "Reroute", "PrimitiveNode")
 
 Workflow = Mapping[str, Any]
@@ -17,14 +17,14 @@ Node = Mapping[str, Any]
 
 
 class _Flat(NamedTuple):
-    """A workflow whose subgraphs' nodes stand beside the others, as "OUTER:INNER".
+    """A workflow with its subgraphs' nodes beside the others, as "OUTER:INNER".
 
     Attributes:
         nodes: all of them, by their id.
         links: where each link comes from: a node and its output.
-        passed: outputs that a node only passes on, and the link that gives them: a subgraph's own,
-            and what comes into it.
-        given: values of widgets that stand on the subgraph's node, by node and widget.
+        passed: outputs that a node only passes on, and the links to them: a subgraph's own, and
+            what comes into it.
+        given: values of widgets on the subgraph's node, by node and widget.
     """
 
     nodes: dict[str, Node]
@@ -38,14 +38,14 @@ def to_prompt(
 ) -> dict[str, dict[str, Any]]:
     """Return the prompt that the page sends for a workflow.
 
-    What is in subgraphs stands beside the rest, under ids such as "OUTER:INNER". Values of
-    primitive nodes are not carried over, nor those that a choice brings along, nor those that a
-    subgraph's node shows without an input for them: the page keeps the latter where they count.
+    Nodes of subgraphs are beside the rest, under ids such as "OUTER:INNER". Values of primitive
+    nodes are not carried over, nor those that a choice adds, nor those that a subgraph's node shows
+    without an input for them: the page keeps the latter where they count.
 
     Args:
         workflow: The saved workflow.
         object_info: The server's answer to GET /object_info.
-        ends: Classes of the nodes that are wanted, with all that they need; None is all nodes.
+        ends: Classes of the wanted nodes, with all that they need; None is all nodes.
 
     Raises:
         ValueError: A node's class is unknown, or its widget values do not fit its inputs.
@@ -78,7 +78,7 @@ def _mode(node: Node) -> int:
 
 
 def _entry(place: str, node: Node, flat: _Flat, object_info: Mapping[str, Any]) -> dict[str, Any]:
-    """A node as it stands in a prompt."""
+    """A node's entry in a prompt."""
     kind = node["type"]
     if kind not in object_info:
         raise ValueError(f"node {place} must be of a known class, got {kind!r}")
@@ -113,7 +113,7 @@ def _flatten(graph: Workflow, outer: str, subgraphs: Mapping[str, Workflow], fla
 
 
 def _pass_on(node: Node, place: str, inner: Workflow, flat: _Flat) -> None:
-    """Join a subgraph's inside to what is around its node."""
+    """Link a subgraph's inside to what is around its node."""
     for slot, output in enumerate(inner["outputs"]):
         link = next(iter(output["linkIds"]), None)
         flat.passed[place, slot] = None if link is None else f"{place}:{link}"
@@ -177,7 +177,7 @@ def _declared(info: Mapping[str, Any]) -> list[tuple[str, Any, Mapping[str, Any]
 
 def _is_widget(kind: Any, options: Mapping[str, Any]) -> bool:
     """Tell a widget from a socket; a list of choices is the older way to declare a combo, and of
-    several types the first one's widget stands there.
+    several types the first one's widget is shown.
     """
     if not isinstance(kind, list) and kind.split(",")[0] not in WIDGET_TYPES:
         return False
@@ -185,7 +185,7 @@ def _is_widget(kind: Any, options: Mapping[str, Any]) -> bool:
 
 
 def _source(link: str | None, kind: str, flat: _Flat) -> list[Any] | None:
-    """Follow a link to the node that really gives the value, None when none does."""
+    """Follow a link to the node that provides the value, None if none does."""
     if link is None:
         return None
     place, slot = flat.links[link]

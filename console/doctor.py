@@ -1,4 +1,4 @@
-"""`doctor` looks at all that compiling needs on this machine: a line each, ok or what to do."""
+"""`doctor` checks all that compiling needs on this machine: a line each, ok or what to do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACK = Path(__file__).resolve().parents[1]
 
 
 class Places(NamedTuple):
-    """Where things are on this machine.
+    """The folders on this machine.
 
     Attributes:
         base: ComfyUI's base folder, with `models`.
@@ -38,11 +38,11 @@ class Places(NamedTuple):
 
 
 def doctor(places: Places, device: str) -> int:
-    """Look at everything, and say it as it is found.
+    """Check everything, and print each result at once.
 
     Args:
         places: where to look; nothing is changed there.
-        device: "cuda", "cpu" or "auto", which is what PyTorch has here.
+        device: "cuda", "cpu" or "auto": what PyTorch has here.
 
     Returns:
         0 when all is well, 1 when anything needs the user.
@@ -80,7 +80,7 @@ def _version() -> str:
 
 
 def _torch(facts: dict[str, Any], died: str | None) -> Iterator[Line]:
-    """PyTorch, the GPU, what the backend requires there, and a graph that went all the way."""
+    """PyTorch, the GPU, the backend's requirements, and a graph compiled and run."""
     if "torch" not in facts:
         why = facts.get("no torch") or died or "it says nothing"
         remedy = "run this with the Python that runs ComfyUI"
@@ -136,15 +136,15 @@ def _host(places: Places, device: str) -> Iterator[Line]:
 
 
 def _named(what: str, gpus: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Each card with the name of its line, which has its number where there are several, and
-    whether it is the first one: what others lack keeps nobody from working.
+    """Each card with its line's name, numbered if there are several, and whether it is the first
+    one: problems of the others do not count as errors.
     """
     for number, gpu in enumerate(gpus):
         yield what if len(gpus) == 1 else f"{what} {number}", gpu, number == 0
 
 
 def _vram(user: Path, gpus: list[dict[str, Any]]) -> Iterator[Line]:
-    """What captured calls may take of each card."""
+    """How much of each card captured calls may take."""
     share = Settings(user / PRIVATE).captured_vram_share if gpus else 0.0
     remedy = "end what else uses the card, or lower captured_vram_percent in the settings"
     for name, gpu, is_first in _named("VRAM", gpus):

@@ -1,5 +1,5 @@
-"""Whether an embedded Python, as ComfyUI's portable version for Windows brings it, has what a C
-compiler needs of it.
+"""Whether an embedded Python, as in ComfyUI's portable version for Windows, has what a C compiler
+needs.
 
 Relies on https://docs.python.org/3/using/windows.html#the-embeddable-package, which has neither
 headers nor import libraries, and on what triton-windows looks for beside `python.exe`.
@@ -20,7 +20,7 @@ _SETTINGS = re.compile(r"python3\d+\._pth", re.IGNORECASE)  # which only embedde
 
 
 def headers(folder: Path, version: str) -> Iterator[Line]:
-    """Look for `Include` and `libs` beside an embedded Python; say nothing of any other.
+    """Look for `Include` and `libs` beside an embedded Python; nothing for any other.
 
     Args:
         folder: where its `python.exe` is.
@@ -49,7 +49,7 @@ def headers(folder: Path, version: str) -> Iterator[Line]:
 
 
 def _names(folder: Path) -> dict[str, Path]:
-    """What is in a folder, by its name in small letters; nothing where it cannot be read."""
+    """A folder's entries by lower-case name; none if it cannot be read."""
     try:
         return {path.name.lower(): path for path in folder.iterdir()}
     except OSError:

@@ -68,7 +68,7 @@ def explain(path: Path, signer: Signer, *, ask_torch: bool = False) -> int:
     """Say what is in one graph file (with its manifest) or in each of a folder, and why it fits.
 
     Args:
-        ask_torch: whether PyTorch is asked what it can do here, or only its files.
+        ask_torch: whether to ask PyTorch itself, or only its files.
     """
     is_folder = os.path.isdir(path)
     if is_folder:

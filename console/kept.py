@@ -1,5 +1,5 @@
 """What this machine keeps for Warmgraph: the store, the signing key, the folders beside workflows,
-and what killed processes left. Looked at, and never changed.
+and what killed processes left. Checked, never changed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _SHOWN = 3
 
 
 class _Found(NamedTuple):
-    """Graph files: how many are signed here, which elsewhere with no own one beside, or not whole.
+    """Graph files: how many are signed here, and which are signed elsewhere without one of ours, or
+    damaged.
 
-    A server with a key of its own may share a store, so another's file beside an own one is right.
+    A server with its own key may share a store, so another's file beside ours is right.
     """
 
     ours: int
@@ -61,7 +62,7 @@ def signing_key(user: Path) -> Line:
 
 
 def store(root: Path, user: Path) -> Iterator[Line]:
-    """The shared store: whether it can be written, its size, its room, and whose files it has."""
+    """The shared store: whether it can be written, its size, free space, and whose files it has."""
     nearest = next(folder for folder in (root, *root.parents) if folder.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         remedy = "let the user who runs ComfyUI write there, or a restart compiles all of it again"
@@ -92,7 +93,7 @@ def beside_workflows(user: Path) -> Iterator[Line]:
 
 
 def leftovers(user: Path) -> Line:
-    """What processes that were killed have left behind."""
+    """What killed processes have left behind."""
     folders = temporary.abandoned()
     if programs := keeper.processes_of(folders):
         numbers = ", ".join(map(str, programs[:_SHOWN]))

@@ -23,7 +23,7 @@ _NEXT_START = "ComfyUI reads it at its next start"
 
 
 def new_key(name: str, private: Path) -> int:
-    """Make a key pair, and sign with it on this machine if no other is named for that.
+    """Make a key pair, and sign with it on this machine if no other key is set.
 
     Raises:
         GraphFileError: it cannot be made; the text says why.
@@ -43,10 +43,10 @@ def new_key(name: str, private: Path) -> int:
 
 
 def trust_key(text: str, private: Path) -> int:
-    """Have this machine use what a public key's owner signs.
+    """Use what a public key's owner signs on this machine.
 
     Raises:
-        GraphFileError: it is no public key, or fleet.json cannot be read or written.
+        GraphFileError: it is not a public key, or fleet.json cannot be read or written.
     """
     key, known = parse_public(text), _trusted(private)
     if key in known:
@@ -65,7 +65,7 @@ def trust_key(text: str, private: Path) -> int:
 
 
 def revoke_key(name: str, private: Path) -> int:
-    """Trust a key no longer; files that it signed are refused, also those that were copied here.
+    """Stop trusting a key; files that it signed are refused, also those copied here.
 
     Args:
         name: of the key, or the key itself.

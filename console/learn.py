@@ -1,5 +1,5 @@
 """`learn` shows how a model calls its blocks: what a worker learns of it, in words, as data, as the
-skeleton of a family's module, or beside what was learned on another version of ComfyUI.
+skeleton of a family's module, or compared with another version of ComfyUI.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ PACK = Path(__file__).resolve().parents[1]
 
 
 class Wish(NamedTuple):
-    """What is wanted of a record: `as_json`, a `skeleton`, or words."""
+    """How to print a record: `as_json`, as a `skeleton`, or in words."""
 
     as_json: bool = False
     skeleton: bool = False
 
 
 def learn_one(model: str, comfyui: Path, wish: Wish, text: int | None) -> int:
-    """Learn one model, and say what was learned.
+    """Learn one model, and print what was learned.
 
     Args:
         model: a checkpoint file, or the name of a small transformer of `tools`.
         comfyui: the folder with ComfyUI's own code.
-        wish: how to say it.
-        text: width of a text's tokens, for a file of a family that is not described.
+        wish: how to print it.
+        text: width of a text's tokens, for a file of an unknown family.
     """
     path = Path(model)
     try:
@@ -59,11 +59,11 @@ def learn_all(comfyui: Path, against: Path | None, *, as_json: bool) -> int:
 
     Args:
         comfyui: the folder with ComfyUI's own code.
-        against: what `--all --json` said of another ComfyUI.
-        as_json: whether to say all records, for another time.
+        against: the output of `--all --json` with another ComfyUI.
+        as_json: whether to print all records, for a later comparison.
 
     Returns:
-        1 where anything is otherwise than `against`.
+        1 if anything differs from `against`.
     """
     try:
         before = None if against is None else dict(json.loads(against.read_text("utf-8")))
@@ -85,12 +85,12 @@ def learn_all(comfyui: Path, against: Path | None, *, as_json: bool) -> int:
 
 
 def told(record: dict[str, Any]) -> str:
-    """Return a record in words; of a model of which nothing is learned, why."""
+    """Return a record in words; if nothing was learned, why."""
     return f"nothing is learned: {record['refused']}" if "refused" in record else words(record)
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Say what is learned otherwise, a text for each model.
+    """Say what is learned differently, a text for each model.
 
     Args:
         before: records by name.
@@ -110,7 +110,7 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 class _UnknownError(Exception):
-    """There is no such model; the text says what there is."""
+    """There is no such model; the text lists those there are."""
 
 
 def _learned(lessons: Any, kind: str) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def _learned(lessons: Any, kind: str) -> dict[str, Any]:
 
 
 def _record(task: dict[str, Any]) -> dict[str, Any]:
-    """As a worker learns it."""
+    """Return a model's record, as a worker learns it."""
     from warmgraph_backends.worker.learn import run
 
     data, _ = run(task, measure=contextlib.nullcontext)

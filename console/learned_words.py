@@ -84,7 +84,7 @@ def _plain(template: list[Any]) -> Iterator[str]:
 
 
 def skeleton(record: dict[str, Any]) -> str:
-    """Return the beginnings of a family's module, to be finished by hand."""
+    """Return the draft of a family's module, to be finished by hand."""
     home, _, root = record["root"].partition(":")
     name = home.split(".")[2] if home.count(".") > 1 else root.lower()
     lines = [

@@ -1,4 +1,4 @@
-"""What a look at one thing has found."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class Line(NamedTuple):
     """One line of the doctor's.
 
     Attributes:
-        name: what was looked at.
-        ok: whether nobody has to do anything about it.
-        text: what it is like, or what is wrong and what to do.
+        name: what was checked.
+        ok: whether nothing needs to be done.
+        text: its state, or what is wrong and what to do.
     """
 
     name: str

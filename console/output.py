@@ -1,4 +1,4 @@
-"""How every command talks: lines that cannot play tricks on a console, errors in words."""
+"""Output of every command: lines without control characters, errors in words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TextIO
 
 
 def say(text: str, file: TextIO | None = None) -> None:
-    """Print one line that cannot play tricks on a console, whoever wrote what is in it."""
+    """Print one line without control characters, whatever its origin."""
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     print(line, file=file, flush=True)
 
@@ -19,11 +19,11 @@ def say_lines(text: str) -> None:
 
 
 def stop(message: str) -> int:
-    """Say why a command cannot do what it was called for; returns its exit status."""
+    """Say why a command failed; returns its exit status."""
     say(message, sys.stderr)
     return 2
 
 
 def words(error: BaseException) -> str:
-    """An error's text; a lack of memory has none."""
+    """An error's text; a MemoryError has none."""
     return str(error) or "there is not enough memory to read it"

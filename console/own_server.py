@@ -1,4 +1,4 @@
-"""A ComfyUI server in a process of its own, and a client for its API."""
+"""A ComfyUI server in a separate process, and a client for its API."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Hold what ends this process until a child that is started inside is known, so none is lost.
+    """Delay signals that end this process until a child started inside is known, so none is lost.
 
-    A child hears interrupts although this process was told to ignore them: a shell starts what is
-    to run behind it that way, and what is ignored stays so in children.
+    A child receives interrupts although this process ignores them, as shells do for background
+    jobs: ignored signals stay so in children.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # they are heard in the main thread only
+        yield  # only the main thread receives them
         return
     heard: list[int] = []
     before = {
@@ -74,9 +74,9 @@ class OwnServer:
 
     Args:
         tree: The ComfyUI tree.
-        log_file: What it says goes there, behind what earlier starts said.
+        log_file: Its output is appended there.
         python: The interpreter that has torch and the host's requirements.
-        before: What it runs, with the tree's `main.py` as an argument; nothing: that itself.
+        before: What it runs, with the tree's `main.py` as an argument; by default that itself.
         flags: Command line flags, besides `FLAGS`.
         environment: Variables added to this process's.
     """
@@ -162,8 +162,8 @@ class OwnServer:
         )
 
     def stop(self, timeout: float = 120.0) -> None:
-        """Stop the server as Ctrl+C does, pressed again where Python lost it: what is raised in a
-        callback is not. Kill it if it does not go.
+        """Stop the server as Ctrl+C does, repeated if Python lost it, as an exception in a
+        callback. Kill it if it does not end.
         """
         if self._process is None:
             return
@@ -179,7 +179,7 @@ class OwnServer:
                     self.kill()
 
     def kill(self) -> None:
-        """End the server at once, as a crash does."""
+        """End the server at once, like a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -251,11 +251,11 @@ class OwnServer:
         poll_s: float = 0.05,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
-        """Return the history entry of a prompt once it has ended, however it ended.
+        """Return the history entry of a prompt once it has ended, with or without an error.
 
         Args:
-            timeout: seconds; the prompt goes on behind it.
-            poll_s: seconds between two looks.
+            timeout: seconds; the prompt goes on after it.
+            poll_s: seconds between two requests.
             meanwhile: called between them.
         """
         deadline = time.monotonic() + timeout
@@ -271,7 +271,7 @@ class OwnServer:
 
 
 def failure(entry: Mapping[str, Any]) -> str | None:
-    """Say why a prompt did not succeed, by its entry in the history; None where it did."""
+    """Say why a prompt did not succeed, by its entry in the history; None if it did."""
     if entry["status"]["status_str"] == "success":
         return None
     messages = entry["status"]["messages"]

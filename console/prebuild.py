@@ -33,14 +33,14 @@ _NOTHING: Result = {"store": None, "kept": True, "warnings": [], "builds": 0, "l
 
 
 class Places(NamedTuple):
-    """Where the server finds and keeps things; None is where ComfyUI has them.
+    """The server's folders; None is ComfyUI's default.
 
     Attributes:
         comfyui: the folder with ComfyUI's main.py.
         base: its base folder.
         user: its user folder, with the signing key.
         store: compiled graphs are read from there and kept there.
-        log: takes what ComfyUI says; None: nothing keeps it.
+        log: for ComfyUI's output; None: not kept.
     """
 
     comfyui: Path
@@ -57,7 +57,7 @@ class Wish(NamedTuple):
         workflows: files.
         checkpoints: names, as ComfyUI lists them.
         vaes: whether the checkpoints' VAEs are wanted, too.
-        target: of a card that need not be here; None: for what is here.
+        target: of a card that need not be here; None: this machine's.
     """
 
     workflows: Sequence[Path]
@@ -74,15 +74,15 @@ def prebuild(
     environment: Mapping[str, str] | None = None,
     json_file: Path | None = None,
 ) -> int:
-    """Compile what is missing, and say what was loaded, what was built, and what failed and why.
+    """Compile what is missing, and print what was loaded, what was built, and what failed and why.
 
     Args:
         flags: of ComfyUI, as for the server that will serve.
         environment: variables of the server, added to this process's.
-        json_file: takes all of it, for machines.
+        json_file: for all results, for machines.
 
     Returns:
-        0 when every part that should be compiled is, and is kept; else 1.
+        0 if every part that should be compiled is, and is kept; else 1.
     """
     started = time.monotonic()
     results = [_read(path) for path in wish.workflows]
@@ -136,7 +136,7 @@ def _server(
     environment: Mapping[str, str],
     folder: Path,
 ) -> OwnServer:
-    """The server that builds; `folder` goes when it has ended."""
+    """The server that builds; `folder` is removed after it."""
     ours: list[str] = []
     for flag, path in (("--base-directory", places.base), ("--user-directory", places.user)):
         ours += [] if path is None else [flag, str(path.resolve())]
@@ -147,7 +147,7 @@ def _server(
         ours += ["--extra-model-paths-config", str(paths)]
     log = places.log or folder / "comfyui.log"
     before = [] if target is None else [str(_PRETENDED_HOST), target]
-    if target is not None:  # a card that is here is not asked
+    if target is not None:  # a card in this machine is not used
         environment = {**environment, "CUDA_VISIBLE_DEVICES": ""}
     flags = [*ours, *flags]
     return OwnServer(places.comfyui, log, before=before, flags=flags, environment=environment)
@@ -155,7 +155,7 @@ def _server(
 
 @contextmanager
 def _ending_softly() -> Iterator[None]:
-    """End the server, too, when this process is told to end, as Docker does."""
+    """End the server, too, when this process is asked to end, as Docker does."""
 
     def end(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -210,7 +210,7 @@ def _check_pack(server: OwnServer) -> None:
 
 
 def _progress(server: OwnServer) -> Callable[[], None]:
-    """Return what says how far builds are, whenever that changes."""
+    """Return a function that prints the progress of builds when it changes."""
     told: list[tuple[int, int]] = []
 
     def say_progress() -> None:
@@ -224,9 +224,7 @@ def _progress(server: OwnServer) -> Callable[[], None]:
 
 
 def _settled(server: OwnServer) -> Result:
-    """The report once nothing is on its way: rare parts are built after those that a node waits
-    for.
-    """
+    """The report once nothing is pending: rare parts are built after those a node waits for."""
     progress = _progress(server)
     while (report := server.report())["awaited"]:
         progress()
@@ -235,7 +233,7 @@ def _settled(server: OwnServer) -> Result:
 
 
 def _models(part: Part, outputs: Mapping[str, Any], report: Result) -> list[Result]:
-    """What became of each node that compiles."""
+    """The outcome of each node that compiles."""
     by_id = {each["id"]: each for each in report["models"]}
     models = []
     for shown, node in part.reports.items():
@@ -258,7 +256,7 @@ def _models(part: Part, outputs: Mapping[str, Any], report: Result) -> list[Resu
 
 
 def _parts(model: Mapping[str, Any]) -> list[Result]:
-    """Each part of a model: how it came to be compiled, or why it is not."""
+    """Each part of a model: how it was compiled, or why not."""
     parts = [
         {
             "part": kind["kind"],
@@ -271,7 +269,7 @@ def _parts(model: Mapping[str, Any]) -> list[Result]:
     ]
     told = {each["part"] for each in parts if each["state"] not in ("loaded", "built")}
     for miss in model["misses"]:
-        if miss["kind"] not in told:  # rare ones, which are no kind of a place
+        if miss["kind"] not in told:  # rare ones, which do not belong to a place
             part = {"part": miss["kind"], "state": "missing", "key": None, "seconds": None}
             parts.append({**part, "reason": miss["reason"]})
     return parts
@@ -281,7 +279,7 @@ def _parts(model: Mapping[str, Any]) -> list[Result]:
 
 
 def _kept(report: Mapping[str, Any]) -> Result:
-    """Where compiled graphs are, and what a user can mend."""
+    """Where compiled graphs are, and what a user can fix."""
     warnings = report["warnings"]
     return {
         "store": report["store"]["folder"],

@@ -1,4 +1,4 @@
-"""ComfyUI on a machine without a card, as it would decide on one: for `prebuild --target`.
+"""ComfyUI on a machine without a card, deciding as on one: for `prebuild --target`.
 
 python pretended_host.py sm_90 COMFYUI/main.py FLAGS OF COMFYUI
 """
@@ -14,7 +14,7 @@ PACK = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
-    """Pretend, then run ComfyUI in this process, its folder in the place of this script's."""
+    """Pretend, then run ComfyUI in this process, with its folder in place of this script's."""
     target, script, *flags = sys.argv[1:]
     sys.path[0] = str(PACK / "backends" / "worker")
     importlib.import_module("main").adopt_package()

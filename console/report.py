@@ -1,4 +1,4 @@
-"""`report` asks a running server what it has compiled, over its own GET route."""
+"""`report` asks a running server what it has compiled, by its GET route."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PATIENCE_S = 20.0
 
 
 def report(url: str, *, as_json: bool) -> int:
-    """Print what a server reports: in words, or as it sent it.
+    """Print a server's report: in words, or as sent.
 
     Args:
         url: of the server, for example "http://127.0.0.1:8188".
-        as_json: for machines: the answer itself, indented.
+        as_json: whether to print the answer itself, indented.
     """
     try:
         answer = _ask(url)
@@ -108,7 +108,7 @@ def _lines(answer: dict[str, Any]) -> list[str]:
 
 
 def _stored(family: dict[str, Any]) -> str:
-    """What the store has of one family."""
+    """The store's graphs of one family."""
     used = datetime.fromtimestamp(family["last_used"]).date()
     size = f"{family['files']} files, {family['bytes'] / 2**20:.1f} MiB"
     unfit = "".join(

@@ -22,7 +22,7 @@ def source(path: Path, signer: Signer) -> int:
 
     Args:
         path: a graph file of any origin: it is checked and read, never loaded.
-        signer: tells whether this machine signed it; no key is made for that.
+        signer: tells whether this machine signed it, without making a key.
     """
     if path.is_dir():
         return stop(f"{path} is a folder; name one compiled graph (`explain FOLDER` lists them)")

@@ -1,5 +1,5 @@
-"""What `prebuild` builds for: saved workflows and checkpoints, as prompts that end where something
-is compiled.
+"""Turns saved workflows and checkpoints into `prebuild`'s prompts, which end where something is
+compiled.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class WantedError(Exception):
 
 
 class Wanted(NamedTuple):
-    """What somebody wants to have built.
+    """A workflow to build for.
 
     Attributes:
-        name: as it was named at the console.
-        content: a workflow as it is saved, or a prompt in the API format.
+        name: as given at the console.
+        content: a saved workflow, or a prompt in the API format.
     """
 
     name: str
@@ -50,8 +50,8 @@ class Part(NamedTuple):
 
     Attributes:
         prompt: the nodes that compile, all that they need, and a report of each.
-        reports: of which node each report is, by the report's id.
-        idle: nodes that compile nothing, for so they are set.
+        reports: the node of each report, by the report's id.
+        idle: nodes that are set to compile nothing.
     """
 
     prompt: dict[str, dict[str, Any]]
@@ -63,7 +63,7 @@ def read(path: Path) -> Wanted:
     """Read a workflow's file.
 
     Raises:
-        WantedError: it cannot be read, or is no workflow.
+        WantedError: it cannot be read, or is not a workflow.
     """
     remedy = "save it with Workflow > Save, or with Workflow > Export (API)"
     try:
@@ -84,7 +84,7 @@ def read(path: Path) -> Wanted:
 
 
 def checkpoint(name: str, *, vae: bool) -> Wanted:
-    """Return what compiles a checkpoint's model, and its VAE if that is wanted."""
+    """Return the prompt that compiles a checkpoint's model, and its VAE if wanted."""
     nodes: dict[str, dict[str, Any]] = {
         "checkpoint": {"class_type": _LOADER, "inputs": {_NAME: name}},
         "model": {"class_type": "WarmgraphCompileModel", "inputs": {"model": ["checkpoint", 0]}},
@@ -96,7 +96,7 @@ def checkpoint(name: str, *, vae: bool) -> Wanted:
 
 
 def part_of(wanted: Wanted, object_info: Mapping[str, Any]) -> Part:
-    """Return what of a workflow has to run so that its models are compiled.
+    """Return the part of a workflow that must run to compile its models.
 
     Args:
         object_info: the server's answer to GET /object_info.
@@ -135,7 +135,7 @@ def _is_prompt(content: Mapping[str, Any]) -> bool:
 
 
 def _converted(workflow: Mapping[str, Any], object_info: Mapping[str, Any]) -> Prompt:
-    """A saved workflow as a prompt, as far as something is compiled in it."""
+    """A saved workflow as a prompt, as far as it compiles anything."""
     try:
         found = to_prompt(workflow, object_info, ends=COMPILE)
     except ValueError as error:
@@ -165,7 +165,7 @@ def _unknown(names: Iterable[str]) -> str:
 
 
 def _upwards(content: Prompt, ends: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Those nodes, which wait, and all that they need."""
+    """Those nodes, set to wait, and all that they need."""
     kept: dict[str, dict[str, Any]] = {}
     queue = list(ends)
     for node in queue:  # it grows
@@ -179,7 +179,7 @@ def _upwards(content: Prompt, ends: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def _check_choices(prompt: Prompt, object_info: Mapping[str, Any]) -> None:
-    """Name files that are not there; the host's words for that are a page long."""
+    """Name missing files; the host's message for that is a page long."""
     for node, entry in prompt.items():
         declared = object_info[entry["class_type"]]["input"]
         for group in ("required", "optional"):
@@ -200,7 +200,7 @@ def _check_choices(prompt: Prompt, object_info: Mapping[str, Any]) -> None:
 
 
 def _choices(described: Any) -> list[Any] | None:
-    """What an input may be, None where that is no list."""
+    """The choices of an input, None if they are not a list."""
     kind, *rest = described
     if isinstance(kind, list):
         return kind

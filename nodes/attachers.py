@@ -1,7 +1,7 @@
-"""Which nodes of the prompt that runs now stand for what our nodes attached to one of its models.
+"""Which nodes of the running prompt correspond to what our nodes attached to its models.
 
-The host's cache serves what a node gave to any node of another prompt that has the same class, the
-same inputs and the same above it, whatever its id: those are told by what they are made of.
+The host's cache serves a node's output to any node of another prompt with the same class, inputs
+and ancestors, whatever its id: such nodes are recognised by these.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from .workflow import placed_before, running, workflow_id
 
 
 def attached_by(before: AttachedBy | None) -> AttachedBy | None:
-    """Return what of the prompt that runs now attached a session.
+    """Return what attached a session in the running prompt.
 
     Args:
-        before: what was told of the same session in an earlier run, None as the node that attaches
-            it runs now.
+        before: the result for the same session in an earlier run, None while its node runs.
 
     Returns:
-        None where nothing tells.
+        None if unknown.
     """
     prompt, extra_data = running()
     if before is None:
@@ -51,32 +50,32 @@ def attached_by(before: AttachedBy | None) -> AttachedBy | None:
 
 def page_place(node_id: str) -> str:
     """Return a node's place in the prompt as the page writes it: "12:3" for node 3 in the subgraph
-    of node 12. Clients at a command line, which take subgraphs apart themselves, write "12/3".
+    of node 12. Command line clients, which expand subgraphs themselves, write "12/3".
     """
     return node_id.replace("/", ":")
 
 
 def _nodes(prompt: Prompt, made_of: tuple[str, str]) -> list[str]:
-    """Return the nodes of a prompt that are made of the same."""
+    """Return the nodes of a prompt that are made alike."""
     making = _Making(prompt)
     same = (node for node in prompt if class_of(prompt, node) == made_of[0])
     return [node for node in same if making.of(node) == made_of]
 
 
 class _Making:
-    """What nodes of a prompt are made of: classes and inputs, of all that is above them, too."""
+    """How nodes of a prompt are made: classes and inputs, including all ancestors."""
 
     def __init__(self, prompt: Prompt) -> None:
         self._prompt = prompt
         self._known: dict[str, str] = {}
 
     def of(self, node: str) -> tuple[str, str]:
-        """Return a node's class, and its making as a text; equal for equal ones."""
+        """Return a node's class, and how it is made as a text, equal for equal ones."""
         return class_of(self._prompt, node) or "", self._text(node)
 
     def _text(self, node: str) -> str:
         if node not in self._known:
-            self._known[node] = ""  # for a circle, which the host has refused
+            self._known[node] = ""  # stops at a cycle, which the host refuses
             entry = self._prompt.get(node, {})
             inputs = sorted(entry.get("inputs", {}).items())
             made = [(name, self._value(value)) for name, value in inputs]

@@ -1,4 +1,4 @@
-"""A prompt and its plain form in one, for the second of two runs that are compared."""
+"""A prompt and its plain form in one, for the second of two compared runs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def put_beside(
 ) -> tuple[Prompt, list[str]]:
     """Return what to post for a plain run, and which nodes of it to run.
 
-    The host forgets whatever the newest prompt has no node for, our models among it, and the page
-    shows results on nodes by their ids. So our nodes stay, with nothing behind them that is run,
-    and what takes their place has an id that no page knows.
+    The host drops cached outputs, our models included, without a node in the newest prompt, and the
+    page shows results on nodes by id. So our nodes stay, though nothing after them runs, and their
+    replacements have ids that no page knows.
 
     Args:
         plain: the prompt's plain form.
-        outputs: nodes that were run for their own sake.
+        outputs: the output nodes that were run.
     """
     kinds = {node: class_of(plain, node) or "" for node in plain}
     shown = {node for node in outputs if isinstance(node, str) and node in plain}

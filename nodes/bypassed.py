@@ -1,8 +1,8 @@
 """Which inputs of a prompt lie behind a bypassed node, by the workflow that the page sends along.
 
-What is bypassed or muted is not in a prompt: the page has linked past it. A workflow has its nodes
-and links as the page draws them: a node of a subgraph is one of a graph of its own, which lies
-under `definitions` once, however often it is used. A prompt calls such a node "57:62", or "57/62".
+A prompt does not contain bypassed or muted nodes: the page has linked past them. A workflow has its
+nodes and links as the page draws them: a subgraph's nodes are in a separate graph, once under
+`definitions`, however often it is used. A prompt calls such a node "57:62", or "57/62".
 
 https://docs.comfy.org/specs/workflow_json
 """
@@ -48,12 +48,12 @@ class _Graph:
         return self._links.get(str(number))
 
     def link_out(self, output: int) -> _Link | None:
-        """Return what comes to a subgraph's output."""
+        """Return the link into a subgraph's output."""
         return self._out.get(output)
 
 
 class _Spot(NamedTuple):
-    """A node as it is met on the way up: which, behind how many borders, and by which output."""
+    """A node on the way up: which, within which subgraphs, and by which output."""
 
     path: tuple[str, ...]
     node: str
@@ -61,13 +61,13 @@ class _Spot(NamedTuple):
 
 
 class Workflow:
-    """A workflow, asked about the way to inputs of its prompt."""
+    """A workflow, for questions about the way to inputs of its prompt."""
 
     def __init__(self, data: object) -> None:
         """Read a workflow.
 
         Args:
-            data: what came as `extra_pnginfo.workflow`; of any other shape it tells nothing.
+            data: `extra_pnginfo.workflow`; ignored if it has another shape.
         """
         data = data if isinstance(data, dict) else {}
         self._root = _Graph(data)
@@ -108,7 +108,7 @@ class Workflow:
         return False
 
     def _through(self, spot: _Spot, found: dict[str, Any], kind: Kind) -> Iterator[_Spot]:
-        """Yield what comes to an output of a node."""
+        """Yield what leads to an output of a node."""
         inner = self._subgraphs.get(str(found.get("type")))
         if inner is not None and len(spot.path) < _DEPTH:
             link = inner.link_out(spot.output)
@@ -127,8 +127,8 @@ class Workflow:
         kind: Kind,
         inputs: list[dict[str, Any]] | None = None,
     ) -> Iterator[_Spot]:
-        """Yield what is linked to inputs of a node; to all that may carry a kind, if not named. A
-        merge hands on a clone of the first of its models, as in `placing`.
+        """Yield what is linked to inputs of a node; by default to all that may carry a kind. A
+        merge passes on a clone of its first model, as in `placing`.
         """
         graph = self._graph(path)
         if graph is None or node not in graph.nodes:
@@ -147,7 +147,7 @@ class Workflow:
                 yield from self._origin(path, link)
 
     def _origin(self, path: tuple[str, ...], link: _Link) -> Iterator[_Spot]:
-        """Yield where a link of a graph begins; of a subgraph's input that is outside of it."""
+        """Yield where a link of a graph begins; for a subgraph's input that is outside of it."""
         if link.origin != _INPUTS:
             yield _Spot(path, link.origin, link.output)
         elif path:
@@ -162,7 +162,7 @@ class Workflow:
                     yield from self._origin(tuple(outer), above)
 
     def _setters(self, spot: _Spot, found: dict[str, Any]) -> Iterator[_Spot]:
-        """Yield what sets a name that another node gets; by name, without a link between them."""
+        """Yield what sets a name that another node gets, without a link between them."""
         for depth in range(len(spot.path), -1, -1):
             graph = self._graph(spot.path[:depth])
             for name, node in graph.nodes.items() if graph is not None else ():
@@ -180,7 +180,7 @@ class Workflow:
         return graph.nodes.get(spot.node, {}) if graph is not None else {}
 
     def _graph(self, path: tuple[str, ...]) -> _Graph | None:
-        """Return the graph behind these nodes' borders."""
+        """Return the graph within these subgraph nodes."""
         graph: _Graph | None = self._root
         for node in path:
             kind = graph.nodes.get(node, {}).get("type") if graph is not None else None

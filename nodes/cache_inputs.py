@@ -1,4 +1,4 @@
-"""What the nodes of caches over a run's steps take alike, and what is wrong with it."""
+"""The common inputs of the cache nodes, and their validation."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def schedule_problem(schedule: str | None, names: Sequence[str]) -> str | None:
     """Say what is wrong with the name of a schedule, or None.
 
     Args:
-        schedule: None where something else gives it.
-        names: those that there are.
+        schedule: None if linked.
+        names: the valid ones.
     """
     if schedule is None or schedule in names:
         return None
@@ -27,7 +27,7 @@ def part_problem(start_percent: float | None, end_percent: float | None) -> str 
     """Say what is wrong with the part of a run that a user chose, or None.
 
     Args:
-        start_percent, end_percent: shares of a run; None where something else gives them.
+        start_percent, end_percent: shares of a run; None if linked.
     """
     for name, value in (("start_percent", start_percent), ("end_percent", end_percent)):
         if value is not None and not SHARE["min"] <= value <= SHARE["max"]:
@@ -44,7 +44,7 @@ def numbers_problem(full_steps: str | None, are_used: bool) -> str | None:
     """Say what is wrong with step numbers as a user wrote them, or None.
 
     Args:
-        are_used: whether the schedule asks for them.
+        are_used: whether the schedule uses them.
     """
     try:
         if are_used and full_steps is not None:

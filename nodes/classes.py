@@ -1,4 +1,4 @@
-"""What the host's node classes give and take, by their names."""
+"""The types of the host's node classes' inputs and outputs, by name."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _WILD = {"*", "COMFY_MATCHTYPE_V3"}
 
 
 class Classes:
-    """Looks at node classes; one that cannot be asked counts as unknown."""
+    """Inspects node classes; one that raises counts as unknown."""
 
     def __init__(self, mappings: Mapping[str, Any]) -> None:
-        """Set up; no class is asked yet.
+        """Set up; no class is inspected yet.
 
         Args:
             mappings: the host's NODE_CLASS_MAPPINGS.
@@ -28,15 +28,15 @@ class Classes:
         self._takes: dict[str, dict[str, str]] = {}
 
     def gives(self, name: str) -> tuple[str, ...] | None:
-        """Return the types of a class's outputs, None for a class that is not known."""
+        """Return the types of a class's outputs, None for an unknown class."""
         if name not in self._gives:
             self._gives[name] = self._ask(name, _outputs)
         return self._gives[name]
 
     def takes(self, name: str, input_name: str) -> str | None:
-        """Return the type of a class's input, None for one that it does not list.
+        """Return the type of a class's input, None if it does not list it.
 
-        Classes list folders for this, so it is asked only where it matters.
+        Classes list folders for this, so it is called only where it matters.
         """
         return self._listed(name).get(input_name)
 
@@ -55,7 +55,9 @@ class Classes:
             return None
         try:
             return question(found)
-        except Exception as error:  # another pack's code; the host meets it as well, and says so
+        except (
+            Exception
+        ) as error:  # another pack's code; the host runs into it as well, and reports it
             logger.debug("Node class %s could not be asked: %s", name, error)
             return None
 
@@ -71,7 +73,7 @@ def types_in(given: str) -> set[str]:
 
 
 def may_be(given: str, wanted: str) -> bool:
-    """Whether an output of this type may be of the wanted one: it is, or it may be any."""
+    """Whether an output of this type may be of the wanted one."""
     types = types_in(given)
     return wanted in types or not types.isdisjoint(_WILD)
 
@@ -90,5 +92,5 @@ def _inputs(found: Any) -> dict[str, str]:
 
 
 def _plain(given: Any) -> str:
-    """A type's own text: packs have texts that equal any other, and lists of choices."""
+    """A type's plain text: packs use strings that equal any other, and lists of choices."""
     return "".join(given) if isinstance(given, str) else "COMBO"

@@ -40,7 +40,7 @@ class WarmgraphCompileModel(io.ComfyNode):
                 "uses the same compiled graphs, after a restart as well. What cannot be compiled "
                 "runs at normal speed, and the node says why."
             ),
-            search_aliases=[  # each by itself: the host ranks one that is all that was typed first
+            search_aliases=[  # single words: the host ranks one that equals the typed text first
                 "torch compile",
                 "faster",
                 "speed",
@@ -62,7 +62,7 @@ class WarmgraphCompileModel(io.ComfyNode):
                     display_name="mode",
                     options=[form.value for form in CallForm],
                     default=CallForm.AUTO.value,
-                    optional=True,  # older prompts do not name it
+                    optional=True,  # older prompts do not have it
                     advanced=True,
                     tooltip=(
                         "How far to go. fastest: the fastest that is ready. identical pixels: "
@@ -83,7 +83,7 @@ class WarmgraphCompileModel(io.ComfyNode):
     @classmethod
     @override
     def validate_inputs(cls, graphs: str | None = None, form: str | None = None) -> bool | str:
-        """Of `form` the host would refuse what older workflows say."""
+        """Accept values of `form` in older workflows, which the host would refuse."""
         good = validate_name(graphs)
         return good if good is not True else validate_form(form)
 

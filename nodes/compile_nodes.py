@@ -1,4 +1,4 @@
-"""What the nodes that attach graphs to one of the host's objects have in common."""
+"""The common parts of the nodes that attach graphs to a host object."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def compiled_or_unchanged(
 
 
 def attached_or_unchanged(thing: Any, attach: Callable[[], Any]) -> io.NodeOutput:
-    """Return what `attach` made and its text; what goes wrong, but for strict, costs only speed."""
+    """Return what `attach` made and its text; any error except strict's costs only speed."""
     try:
         compiled = attach()
         report = server.get_engine().report(compiled)
@@ -111,17 +111,17 @@ def attached_or_unchanged(thing: Any, attach: Callable[[], Any]) -> io.NodeOutpu
 
 
 def validate_name(graphs: str | None) -> bool | str:
-    """Accept an empty name or a plain one; a text says what is wrong with any other."""
+    """Accept an empty name or a plain one; a text says what is wrong with others."""
     try:
         if graphs is not None and validate_length("graphs", graphs).strip():
             validate_graphs_name(graphs.strip())
-    except ValueError as error:  # a GraphsNameError is one, too
+    except ValueError as error:  # includes GraphsNameError
         return str(error)
     return True
 
 
 def validate_form(form: str | None) -> bool | str:
-    """Accept a form, those of older versions too; None where another node gives it."""
+    """Accept a form, also those of older versions; None if linked."""
     try:
         if form is not None:
             CallForm(form)
@@ -146,7 +146,7 @@ def node_output(thing: object, report_id: str, lines: list[dict[str, Any]]) -> i
     """Return `thing` and the `ui` that binds the node to a report; the page keeps it live.
 
     Args:
-        lines: what the node shows, as a report has it.
+        lines: of the node, as in a report.
     """
     text = "\n".join(each["text"] for each in lines)
     return io.NodeOutput(thing, ui={"warmgraph": [{"id": report_id, "text": text, "lines": lines}]})

@@ -170,7 +170,7 @@ def parse_sizes(text: str) -> list[tuple[int, int]]:
     """Return the (width, height) pairs, in pixels, that `text` lists, each once.
 
     Raises:
-        ValueError: an entry is no WIDTHxHEIGHT, or a side is out of range.
+        ValueError: an entry is not WIDTHxHEIGHT, or a side is out of range.
     """
     sizes = []
     for entry in _entries(text, "sizes", "1024x1024, 720x960"):
@@ -191,7 +191,7 @@ def parse_batches(text: str) -> list[int]:
     """Return the batch sizes that `text` lists, each once.
 
     Raises:
-        ValueError: an entry is no whole number, or out of range.
+        ValueError: an entry is not a whole number, or out of range.
     """
     batches = []
     for entry in _entries(text, "batches", "1, 2, 4"):
@@ -217,8 +217,8 @@ def _entries(text: str, name: str, example: str) -> list[str]:
 def _report_output(
     make_report: Callable[[], dict[str, Any]], more: Sequence[dict[str, Any]] = ()
 ) -> io.NodeOutput:
-    """Return a report as text, and what there is `more` to say below it; one that cannot be made
-    says so and does not fail the prompt.
+    """Return a report as text, with `more` below it; a failure is reported and does not fail the
+    prompt.
     """
     try:
         report = make_report()

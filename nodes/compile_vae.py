@@ -49,7 +49,7 @@ class WarmgraphCompileVAE(io.ComfyNode):
                     "parts",
                     options=list(PARTS),
                     default=BOTH,
-                    optional=True,  # the page would put it before those that are
+                    optional=True,  # else the page would put it before the optional ones
                     advanced=True,
                     tooltip=(
                         "What to compile. The decoder alone is enough for text to image; the "
@@ -121,7 +121,7 @@ class WarmgraphLoadCompiledGraphVAE(io.ComfyNode):
                     "parts",
                     options=list(PARTS),
                     default=BOTH,
-                    optional=True,  # prompts from before it was there do not name it
+                    optional=True,  # older prompts do not have it
                     advanced=True,
                     tooltip=(
                         "What runs through compiled graphs; strict asks for no others. Choose what "

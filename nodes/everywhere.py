@@ -23,7 +23,7 @@ _NAMED = 20
 
 
 class Everywhere:
-    """What the setting does with posted prompts, and what it did with the last one."""
+    """Applies the setting to posted prompts, and remembers what it did with the last one."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Everywhere:
         Args:
             settings: those of this server.
             classes: those of this server.
-            on_change: called when another model was left alone.
+            on_change: called when the list of models left alone changes.
         """
         self._settings = settings
         self._classes = classes
@@ -47,8 +47,8 @@ class Everywhere:
     def take(self, json_data: dict[str, Any]) -> dict[str, Any]:
         """Return a posted prompt with Compile nodes where the settings want them.
 
-        In one to compare with they compile nothing and time the steps of models. A mistake of ours
-        leaves a prompt as it is, and the log has the reason.
+        In a prompt for a comparison they compile nothing and time the models' steps. A failure of
+        ours leaves a prompt unchanged and is logged.
         """
         settings = self._settings()
         if not settings.compiles_all:
@@ -76,12 +76,12 @@ class Everywhere:
         widgets = {"backend": "eager"} if plain else {}
         placed, before = place_nodes(prompt, found.places, **widgets)
         left = [left.plain() for left in found.left if left.line.key != "left_alone_ours"]
-        if not plain:  # one to compare with has no news
+        if not plain:  # a prompt for a comparison has no news
             self._say(left)
         return {**json_data, "prompt": placed, "extra_data": note_placed(extra_data, before)}
 
     def _say(self, left: list[dict[str, Any]]) -> None:
-        """Keep what the last prompt had left alone, and tell pages when it is something new."""
+        """Keep what was left alone in the last prompt, and notify pages if it changed."""
         for each in left:
             if each not in self._left:
                 logger.info("Warmgraph leaves %s as it is: %s", _name(each), each["line"]["text"])

@@ -1,4 +1,4 @@
-"""The nodes' help, in every language that a page may ask for: English where there is none."""
+"""The nodes' help, in every language that a page may ask for, English by default."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from aiohttp import web
 
-_PACK = Path(__file__).absolute().parents[1]  # by the name that the host knows, a link's too
+_PACK = Path(__file__).absolute().parents[1]  # by the name that the host knows, also through a link
 _DOCS = _PACK / "web" / "docs"
 
 
 def register(table: Any) -> None:
-    """Answer where the host's page looks for a node's help first, or it logs an error.
+    """Answer where the host's page first looks for a node's help, as otherwise it logs an error.
 
     Args:
-        table: an `aiohttp.web.RouteTableDef`; the host puts its files behind what is in it.
+        table: an `aiohttp.web.RouteTableDef`; the host adds its files after these routes.
     """
 
-    pack = re.sub("[{}]", "", _PACK.name)  # what a route takes for a variable
+    pack = re.sub("[{}]", "", _PACK.name)  # what a route would read as a variable
 
     @table.get(f"/extensions/{pack}/docs/{{node:[0-9A-Za-z]+}}/{{language:[0-9A-Za-z-]+}}.md")
     async def get_help(request: web.Request) -> web.FileResponse:

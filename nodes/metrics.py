@@ -1,4 +1,4 @@
-"""What a server says of itself in the words of Prometheus, where its client library is installed.
+"""A server's metrics for Prometheus, if its client library is installed.
 
 https://prometheus.github.io/client_python/
 """
@@ -37,7 +37,7 @@ class _Collector:
         self._snapshot = snapshot
 
     def collect(self) -> Iterator[Any]:
-        """Yield what there is to tell; `registry` asks for it."""
+        """Yield the metrics; called by `registry`."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         snapshot = self._snapshot

@@ -1,5 +1,5 @@
-"""Where Compile nodes belong in a prompt: before what uses a MODEL and gives none back, and before
-what decodes and encodes with a VAE. One rule for the page's command and for the server's setting.
+"""Where Compile nodes belong in a prompt: before nodes that use a MODEL and return none, and before
+those that decode and encode with a VAE. One rule for the page's command and the server's setting.
 
 A prompt is the API's: node id -> class_type and inputs, a link being [node id, output].
 """
@@ -49,7 +49,7 @@ class Kind(NamedTuple):
         name: in answers and ids, and of the Compile node's input.
         type: the host's.
         node: the Compile node's class.
-        title: what people call that node.
+        title: that node's name for people.
         loader: the class of our node that loads compiled graphs instead.
     """
 
@@ -87,7 +87,7 @@ class Place(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A node that would want one, and why it gets none."""
+    """A node that would need one, and why it gets none."""
 
     node: str
     class_type: str
@@ -99,7 +99,7 @@ class Left(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a prompt asks for."""
+    """The places and left nodes of a prompt."""
 
     places: list[Place]
     left: list[Left]
@@ -124,7 +124,7 @@ def find_places(
 ) -> Found:
     """Return where a prompt wants Compile nodes, in its order.
 
-    Whatever of the prompt is not of the expected shape is passed over: the host refuses it.
+    Parts of the prompt with an unexpected shape are skipped: the host refuses them.
     """
     found = Found([], [])
     for kind in kinds:
@@ -135,13 +135,13 @@ def find_places(
 def place_nodes(
     prompt: Prompt, places: Sequence[Place], **widgets: str
 ) -> tuple[Prompt, dict[str, list[str]]]:
-    """Return a prompt with Compile nodes at these places, one for each output that they compile,
-    and what each of them stands before; the prompt given is not changed.
+    """Return a prompt with Compile nodes at these places, one for each compiled output, and what
+    each of them stands before; the given prompt is not changed.
 
-    The same prompt gets the same ids, so the host's cache knows the nodes again.
+    The same prompt gets the same ids, so the host's cache recognises the nodes.
 
     Args:
-        widgets: of the nodes, where they are not the default ones.
+        widgets: of the nodes, if not the default ones.
     """
     placed = dict(prompt)
     names: dict[tuple[Origin, Kind], str] = {}
@@ -178,7 +178,7 @@ def as_link(value: object) -> Origin | None:
 
 
 def class_of(prompt: Mapping[str, Any], node: str) -> str | None:
-    """Return the class of a prompt's node, None where there is none or it has no class."""
+    """Return the class of a prompt's node, None without a node or class."""
     entry = prompt.get(node)
     name = entry.get("class_type") if isinstance(entry, dict) else None
     return name if isinstance(name, str) else None
@@ -221,7 +221,7 @@ class _Search:
                     yield Place(node, name, input_name, self._kind, origin)
 
     def _uses(self, name: str) -> bool:
-        """Whether nodes of a class use what they take, and do not only hand it on."""
+        """Whether nodes of a class use their input, and do not only pass it on."""
         gives = self._classes.gives(name)
         if not gives or name.startswith(_PREFIX) or name in _NO_SAMPLERS:
             return False  # without outputs: it saves the model
@@ -244,14 +244,14 @@ class _Search:
         return self._kind.type in types_in(taken)
 
     def _given(self, origin: Origin) -> str | None:
-        """The type of an output, None where the prompt or the class has no such one."""
+        """The type of an output, None if the prompt or the class does not have it."""
         name = class_of(self._prompt, origin[0])
         gives = None if name is None else self._classes.gives(name)
         return gives[origin[1]] if gives is not None and origin[1] < len(gives) else None
 
     def _look_up(self, origin: Origin) -> Line | str | None:
-        """Return why what comes from an output is left alone: a line, or the id of a node above
-        that has a Compile node before it; None: it is not.
+        """Return why an output's model is left alone: a line, or the id of a node above that has a
+        Compile node before it; None: it is not.
         """
         if origin not in self._met:
             self._met[origin] = self._walk(origin)
@@ -280,8 +280,8 @@ class _Search:
         return taker
 
     def _followed(self, node: str, name: str) -> list[Origin]:
-        """What the outputs of a node may be made of, by its links: of a merge only the first of its
-        models, for it hands on a clone of that one, and the weights alone of the others.
+        """What a node's outputs may be made of, by its links: of a merge only its first model,
+        because it passes on a clone of that one, and only the weights of the others.
         """
         found = dict(linked(self._prompt[node].get("inputs")))
         listed = {each: self._classes.takes(name, each) for each in found} if len(found) > 1 else {}

@@ -1,5 +1,5 @@
-"""A prompt with our nodes out of the way, for a comparison: the images as ComfyUI alone makes them,
-at the same seed.
+"""A prompt without our nodes, for a comparison: the images that ComfyUI alone makes, at the same
+seed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PREVIEW = "PreviewImage"
 
 
 def plain_prompt(prompt: Prompt) -> tuple[Prompt, int]:
-    """Return a prompt without what our nodes do, which fills no output folder with images, and how
-    many of its nodes were changed or taken out; the prompt given is not changed.
+    """Return a prompt without our nodes' work that writes no images to the output folder, and how
+    many of its nodes were changed or removed; the given prompt is not changed.
 
     What else a prompt saves (latents, videos) it saves as always.
     """
@@ -53,8 +53,8 @@ def plain_prompt(prompt: Prompt) -> tuple[Prompt, int]:
 
 
 def _relinked(prompt: Prompt, inputs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield inputs as they are without the nodes that are taken out; one that would be linked to
-    nothing is left out, and the host says that it is missing.
+    """Yield inputs without the removed nodes; one that would be linked to nothing is left out, and
+    the host reports it as missing.
     """
     for name, value in inputs.items():
         origin = as_link(value)
@@ -65,10 +65,10 @@ def _relinked(prompt: Prompt, inputs: dict[str, Any]) -> Iterator[tuple[str, Any
 
 
 def _above(prompt: Prompt, origin: Origin) -> Origin | None:
-    """Return the output that comes to one of a node that is taken out, None if there is none."""
+    """Return the output that leads to an output of a removed node, None if there is none."""
     seen = set()
     while (name := class_of(prompt, origin[0])) in _PASSED:
-        if origin in seen:  # in a circle, which the host refuses
+        if origin in seen:  # in a cycle, which the host refuses
             return None
         seen.add(origin)
         inputs = prompt[origin[0]].get("inputs")

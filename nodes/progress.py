@@ -1,4 +1,4 @@
-"""Show progress on the node that runs."""
+"""Show progress on the running node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import server
 
 @contextmanager
 def node_progress(node_id: str | None) -> Iterator[Callable[[int, int, Line], None]]:
-    """Give a callback that shows progress as the host's bar and a line of text on a node.
+    """Return a callback that shows progress as the host's bar and a line of text on a node.
 
     The callback raises the host's InterruptProcessingException when the user pressed Cancel. The
     host's own progress text is not used: the node grows by it, which modifies the workflow.

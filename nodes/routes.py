@@ -1,7 +1,9 @@
-"""The routes: what pages and commands may ask of the engine, and the few things they may tell it.
+"""The routes: what pages and commands may read from the engine, and the few actions they may
+request.
 
-Every POST takes JSON alone, by its content type, which a form on another site cannot send; the host
-itself refuses requests of other origins. None of them runs code, trusts a file or takes a path.
+Every POST accepts only JSON, by its content type, which a form on another site cannot send; the
+host itself refuses requests of other origins. None of them runs code, trusts a file or takes a
+path.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 class _StatusError(RefusedError):
-    """A request is not served, and not for what it asks."""
+    """A request is not served, independent of what it asks."""
 
     def __init__(self, status: int, key: str, **values: object) -> None:
         super().__init__(key, **values)
@@ -55,7 +57,7 @@ def register(
 
     Args:
         table: an `aiohttp.web.RouteTableDef`.
-        engine, settings, everywhere: give those of this server.
+        engine, settings, everywhere: return those of this server.
     """
 
     async def get_report(_request: web.Request) -> web.Response:
@@ -75,7 +77,7 @@ def register(
         )
 
     async def get_metrics(_request: web.Request) -> web.Response:
-        """GET /warmgraph/metrics: figures in Prometheus' text format, where that is wanted."""
+        """GET /warmgraph/metrics: figures in Prometheus' text format, if the setting is on."""
         if not settings().offers_metrics:
             return _refusal(404, "metrics are off; switch them on in Settings > Warmgraph")
         if not metrics.is_installed():
@@ -103,7 +105,7 @@ def register(
 
     def clear_store(wish: Any) -> Any:
         """POST /warmgraph/store: {"action": "clear", "what": "unused" | "unfit" | "all"}, answer
-        how many graphs and bytes went.
+        how many graphs and bytes were removed.
         """
         _choice(wish, "action", ("clear",))
         what = What(_choice(wish, "what", [each.value for each in What]))
@@ -127,8 +129,8 @@ def register(
         return find_places(prompt, host_classes(), kinds).plain()
 
     def make_plain(wish: Any) -> Any:
-        """POST /warmgraph/plain: {"prompt", "outputs": nodes that were run, if it is compared};
-        answer the same with our nodes out of the way, and what to run of it.
+        """POST /warmgraph/plain: {"prompt", "outputs": nodes that were run, for a comparison};
+        answer the same without our nodes, and which nodes of it to run.
         """
         prompt = _table(wish, "prompt")
         plain, changed = plain_prompt(prompt)
@@ -150,7 +152,7 @@ def register(
 
 
 def _answering(serve: Callable[[Any], Any], *, limit: int = MAX_BODY) -> Handler:
-    """Make a handler that reads JSON, has it served in a thread, and answers JSON."""
+    """Make a handler that reads JSON, serves it in a thread, and answers JSON."""
 
     async def handle(request: web.Request) -> web.Response:
         try:
@@ -168,7 +170,7 @@ async def _read_json(request: web.Request, limit: int) -> Any:
     """Return a request's JSON.
 
     Raises:
-        RefusedError: it is of another type, too large, or no JSON.
+        RefusedError: it is of another type, too large, or not JSON.
     """
     if request.content_type != "application/json":
         raise _StatusError(415, "refused_type", got=request.content_type)
@@ -182,7 +184,7 @@ async def _read_json(request: web.Request, limit: int) -> Any:
 
 
 async def _read_body(request: web.Request, limit: int) -> bytes:
-    """Return a request's body; one that is too large is not read any further.
+    """Return a request's body; a too large one is not read to its end.
 
     Raises:
         RefusedError: it is too large.
@@ -202,7 +204,7 @@ def _table(wish: Any, name: str) -> dict[str, Any]:
     """Return a field of a request that is a JSON object.
 
     Raises:
-        RefusedError: it is none.
+        RefusedError: it is not one.
     """
     value = wish.get(name) if isinstance(wish, dict) else None
     if not isinstance(value, dict):

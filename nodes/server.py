@@ -62,7 +62,7 @@ class ReportEvent:
         self._sent = 0.0
 
     def changed(self) -> None:
-        """Send soon, the last change for certain."""
+        """Send soon, and the last change for certain."""
         with self._lock:
             if self._pending:
                 return
@@ -99,13 +99,11 @@ def register() -> None:
     if callable(add := getattr(instance, "add_on_prompt_handler", None)):  # else features are off
         add(_prompt_posted)
     threading.Thread(target=_look_ahead, name="warmgraph-preflight", daemon=True).start()
-    get_debugging()  # what is not understood is said when the server starts
+    get_debugging()  # unknown words are logged when the server starts
 
 
 def _look_ahead() -> None:
-    """Say in the log what this machine lacks, and read what keys hang on, before a model is waited
-    for.
-    """
+    """Log what this machine lacks, and read what keys depend on, before a model waits for it."""
     try:
         for warning in of_machine():
             how = f" ({warning.command})" if warning.command else ""
@@ -123,7 +121,7 @@ def get_settings() -> Settings:
 
 @cache
 def get_debugging() -> Debugging:
-    """Return what a developer asked of this server; the environment is read once."""
+    """Return a developer's switches of this server; the environment is read once."""
     return read_debugging(os.environ.get(VARIABLE, ""), _private_directory())
 
 
@@ -156,7 +154,7 @@ def _make_engine() -> Engine:
 
 @cache
 def get_everywhere() -> Everywhere:
-    """Return what puts a setting's nodes into this server's prompts."""
+    """Return what puts the setting's nodes into this server's prompts."""
     return Everywhere(
         settings=get_settings, classes=host_classes, on_change=_report_event().changed
     )
@@ -168,9 +166,9 @@ def _report_event() -> ReportEvent:
 
 
 def graph_folders() -> list[str]:
-    """Return the graph folders that a user can pick; the folders are read once a second at most.
+    """Return the graph folders to choose from; read at most once a second.
 
-    The host asks for a node's schema many times a prompt.
+    The host reads a node's schema many times a prompt.
     """
     return _list_graph_folders(int(time.monotonic() / FOLDER_LIST_SECONDS))
 
@@ -190,8 +188,8 @@ def send_node_line(line: Line, node_id: str | None) -> None:
 
 
 def _prompt_posted(json_data: dict[str, Any]) -> dict[str, Any]:
-    """Handle every posted prompt, on the server's loop: take our entry out, put the nodes of a
-    setting in, tell the engine.
+    """Handle every posted prompt, on the server's loop: take our entry out, put the setting's nodes
+    in, tell the engine.
     """
     json_data = get_everywhere().take(take_workflow_entry(json_data))
     workflow = workflow_of(json_data.get("extra_data"))

@@ -1,4 +1,4 @@
-"""Know which saved workflow the running prompt came from.
+"""Finds the saved workflow of the running prompt.
 
 The host never tells a node the workflow's file name, so our page script adds it to each prompt as
 `workflow.extra.warmgraph`. When the prompt arrives that entry is moved out of the workflow into the
@@ -40,12 +40,12 @@ def take_workflow_entry(json_data: dict[str, Any]) -> dict[str, Any]:
         if _is_entry(entry):
             named = {n: entry[n] for n in ("path", "user") if _is_text(entry.get(n))}
             extra_data[ENTRY] = {**_entry(extra_data), **named}  # type: ignore[index]
-    _entry(extra_data).pop(PLACED, None)  # that is for the server alone to say
+    _entry(extra_data).pop(PLACED, None)  # only the server may say that
     return json_data
 
 
 def posted_workflow(extra_data: object) -> dict[str, Any]:
-    """Return the workflow that came with a prompt, {} if none or not of the expected shape."""
+    """Return the workflow sent with a prompt, {} if none or not of the expected shape."""
     for name in ("extra_pnginfo", "workflow"):
         extra_data = extra_data.get(name) if isinstance(extra_data, dict) else None
     return extra_data if isinstance(extra_data, dict) else {}
@@ -61,13 +61,13 @@ def current_workflow() -> WorkflowRef | None:
 
 
 def running() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the prompt that runs now and its `extra_data`, both {} while none does."""
+    """Return the running prompt and its `extra_data`, both {} while none runs."""
     instance = getattr(PromptServer, "instance", None)
     return ({}, {}) if instance is None else running_prompt(instance)
 
 
 def workflow_id(extra_data: object) -> str | None:
-    """Return the id of the workflow that a prompt comes from, None where it tells none."""
+    """Return the id of a prompt's workflow, None if it has none."""
     identity = posted_workflow(extra_data).get("id")
     return identity if _is_text(identity) else None
 
@@ -91,13 +91,13 @@ def note_placed(extra_data: dict[str, Any], placed: dict[str, list[str]]) -> dic
 
 
 def placed_before(extra_data: object, node: str) -> tuple[str, ...] | None:
-    """Return what the server put a node of a prompt before, None for any other node."""
+    """Return the node before which the server put a node of a prompt, None for any other node."""
     placed = _entry(extra_data).get(PLACED)
     return tuple(placed[node]) if isinstance(placed, dict) and node in placed else None
 
 
 def is_plain(extra_data: object) -> bool:
-    """Whether a prompt is to run as it is: it is made to compare with."""
+    """Whether a prompt is to run as it is, for a comparison."""
     return _entry(extra_data).get(PLAIN) is True
 
 
@@ -125,7 +125,7 @@ def _is_entry(entry: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it is a text that a file system could have given."""
+    """Whether it is a text that may come from a file system."""
     return isinstance(value, str) and len(value) <= MAX_TEXT and not _SURROGATES.search(value)
 
 

@@ -2,12 +2,12 @@
 SPOOL`, on Linux.
 
 Reads records from its standard input, `+FOLDER` or `-FOLDER`, each with a zero byte at its end: the
-cache folders of the workers that live. When the pipe ends, or the server with this number is gone
-(a fork of it may hold the pipe open), every process that was started with such a folder in its
-environment is killed, and the folders and what lies in the spool under their names are removed.
+cache folders of running workers. When the pipe ends, or the server with this number is gone (a fork
+of it may hold the pipe open), every process that was started with such a folder in its environment
+is killed, and the folders and what lies in the spool under their names are removed.
 
-Knows the standard library only: it runs beside every build, and a program of few megabytes is not
-the first to go when memory is short.
+Imports only the standard library: it runs beside every build, and a program of few megabytes is not
+the first to be killed when memory is short.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Who owns what lies on a disk that processes share: a process, told apart from all later ones.
+"""Owners of files on a shared disk: processes, told apart from all later ones.
 
-A process's number is another's after it has ended, so its start belongs to its name; and on another
-machine, after a reboot or in another container numbers mean other processes, so the place does too.
+A process's number is reused after it has ended, so its start is part of its name. On another
+machine, after a reboot or in another container numbers mean other processes, so the place is, too.
 """
 
 from __future__ import annotations

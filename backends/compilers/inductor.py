@@ -34,8 +34,8 @@ class Inductor:
         return [_torch(), *_of_device(device)]
 
     def needs_to_build(self, device: str) -> Sequence[Requirement]:
-        """A C++ compiler makes kernels for processors; Triton compiles its launchers with the C
-        compiler that it finds.
+        """A C++ compiler, for processors' kernels; on GPUs the C compiler with which Triton
+        compiles its launchers.
         """
         if device == CPU:
             return [_cpp_compiler()]
@@ -60,7 +60,7 @@ class Inductor:
         return inductor_fingerprint(device, triton.__version__)
 
     def installed_fingerprint(self, device: str) -> dict[str, Any]:
-        """The same by Triton's files."""
+        """The same from Triton's files."""
         triton = None
         if device != CPU:
             triton = constants_of("triton", "__init__.py").get("__version__")
@@ -85,14 +85,14 @@ class Inductor:
         """Compile a program; the kernels measure themselves on one call at the example sizes.
 
         Raises:
-            BuildError: Inductor failed, or the graph is no pure function.
+            BuildError: Inductor failed, or the graph is not a pure function.
         """
         from .lowering import lower
 
         return lower(program, measure)
 
     def explain_failure(self, device: str) -> RequirementError | None:
-        """Try a one-line graph: where that fails, too, it is torch and not the region."""
+        """Try a one-line graph: if that fails, too, the cause is torch and not the region."""
         from .self_test import self_test
 
         try:

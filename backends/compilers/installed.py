@@ -1,4 +1,4 @@
-"""The target of this machine as installed files and the driver tell, in milliseconds: without
+"""The target of this machine, read from installed files and the driver in milliseconds, without
 importing PyTorch.
 """
 
@@ -16,8 +16,8 @@ from .registry import COMPILERS
 def installed_target(device: str, backend: str) -> dict[str, Any] | None:
     """Return the target of this Python's PyTorch.
 
-    It is what `keys.target` returns in a process without arguments of its own: whether a server
-    asks for deterministic operators or hides its GPUs is not known here.
+    The same as `keys.target` in a process without arguments: whether a server asks for
+    deterministic operators or hides its GPUs is not known here.
 
     Returns:
         None when this Python has no PyTorch, or the backend is not known.

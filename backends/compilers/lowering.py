@@ -26,7 +26,7 @@ def lower(program: Program, measure: Measure) -> Compiled:
         measure: held while kernels measure themselves, on one call at the example sizes.
 
     Raises:
-        BuildError: Inductor failed, or the graph is no pure function.
+        BuildError: Inductor failed, or the graph is not a pure function.
     """
     description = program.description
     try:
@@ -61,19 +61,19 @@ def _run_once(module: Any, program: Program, measure: Measure) -> None:
 
 
 def suited_to_device(program: Program) -> Callable[[torch.fx.Graph], None]:
-    """Suit a program to its device; return what is changed in a graph last of all."""
+    """Adapt a program to its device; return the last pass over a graph."""
     if may_bound_overflows(program.graph_module.graph):
         return round_all
     if not is_gpu(program.description.device):
         return round_once
-    from ..kernels import norms, products  # no part of any other graph (`own_code`)
+    from ..kernels import norms, products  # not part of any other graph (`own_code`)
 
     norms.sum_before_terms(program.graph_module)
     return products.finish
 
 
 def config_of(program: Program) -> dict[str, Any]:
-    """Return Inductor's settings for a kind; what they add to the device's follows from its key."""
+    """Return Inductor's settings for a kind; those beyond the device's follow from its key."""
     description = program.description
     config = base_config(description.device)
     if description.layout == CHANNELS_LAST:

@@ -1,4 +1,4 @@
-"""Whether this machine has what compiling needs, and the command that gets it what is missing."""
+"""Whether this machine has what compiling needs, and the command that installs what is missing."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def install_command(
     environment: Mapping[str, str] = os.environ,
     release: Path = Path("/etc/os-release"),
 ) -> str:
-    """Return the command that installs what is missing, "" where none is known.
+    """Return the command that installs what is missing, "" if unknown.
 
     Args:
         platform: as `sys.platform` names it.
-        environment: variables of the server's process; conda's tell of its environment.
-        release: the file in which a Linux distribution says its name.
+        environment: variables of the server's process, by which conda is recognised.
+        release: the file with a Linux distribution's name.
     """
     name = requirement.name.casefold()
     if _TRITON in name:
@@ -65,7 +65,7 @@ def install_command(
 
 
 def _distribution(release: Path) -> Iterator[str]:
-    """Yield a Linux distribution's name, then those of the ones that it is like."""
+    """Yield a Linux distribution's name, then those of similar ones."""
     try:
         lines = release.read_text("utf-8", errors="replace").splitlines()
     except OSError:

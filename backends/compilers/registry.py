@@ -16,7 +16,7 @@ CHOICES = (AUTO, *(backend.name for backend in COMPILERS))
 
 
 class Resolution(NamedTuple):
-    """A chosen backend, and why those before it were passed over."""
+    """A chosen backend, and why those before it were not."""
 
     backend: Compiler
     refused: tuple[Reason, ...]

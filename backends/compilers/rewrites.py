@@ -1,5 +1,5 @@
-"""Operators that are traced in another form than the host's code names: the same maths, in an order
-that suits the layout. The build compares the outcome with the host's own code.
+"""Replaces operators while tracing: the same maths, in an order that suits the layout. The build
+compares the result with the host's own code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _ROWS = 2
 
 
 def rewritten(layout: str) -> tuple[Callable[..., Any], ...]:
-    """Return the functions that stand in for operators in this layout: parts of a kind's code."""
+    """Return the functions that replace operators in this layout, as they are part of a kind's
+    code.
+    """
     rotations = (rotate, rotate_joined, rotate_halves, rotate_both_halves)
     norms = (norm, norm_and_rotate, norm_and_rotate_both, norm_and_modulate, center_and_modulate)
     halves = (norm_and_rotate_halves, norm_and_rotate_both_halves)
@@ -34,7 +36,7 @@ def rewritten(layout: str) -> tuple[Callable[..., Any], ...]:
 
 
 def tracing(layout: str) -> AbstractContextManager[Any]:
-    """While this lasts, operators of torch and of the host's library are the rewritten ones."""
+    """Within this, operators of torch and of the host's library are the rewritten ones."""
     return _Rewrites(layout)
 
 
@@ -47,10 +49,10 @@ def group_norm(
 ) -> torch.Tensor:
     """`torch.nn.functional.group_norm` for `[batch, C, height, width]` in channels-last order.
 
-    Sums run over each channel's pixels first and over the channels of a group then: neighbouring
-    threads read neighbouring channels. By groups they would read a few bytes of each pixel. What is
-    left for each pixel is one factor and one offset per channel, computed once and not per pixel;
-    on a GPU by kernels of our own (`group_moments`).
+    Sums run over each channel's pixels first and then over the channels of a group: neighbouring
+    threads read neighbouring channels. By groups they would read a few bytes of each pixel. Each
+    pixel then needs only one factor and one offset per channel, computed once; on a GPU by our own
+    kernels (`group_moments`).
     """
     batch, channels, height, width = input.shape
     if is_gpu(input.device) and compiling.launches_own_kernels():
@@ -81,9 +83,9 @@ def group_norm(
 
 
 def by_channels(video: torch.Tensor) -> torch.Tensor:
-    """The same `[batch, C, frames, height, width]`, a pixel's channels side by side in memory: what
-    computes it writes it so, and a convolution of it gives the like. Inductor does so by itself for
-    images, and leaves videos contiguous.
+    """The same `[batch, C, frames, height, width]`, with a pixel's channels adjacent in memory: its
+    producer writes it so, and a convolution of it has the same layout. Inductor does so for images,
+    but leaves videos contiguous.
     """
     rows = video.permute(0, 2, 3, 4, 1).contiguous()
     # Not a view back: of such a one Inductor would know no order in memory.
@@ -91,7 +93,7 @@ def by_channels(video: torch.Tensor) -> torch.Tensor:
 
 
 def rotate_halves(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """As `rotate`, where an element of a row's first half goes with its like of the second."""
+    """As `rotate`, pairing each element of a row's first half with one of the second."""
     exact = torch.promote_types(table.dtype, torch.float32)
     halves = x.to(exact).reshape(*x.shape[:-1], 2, -1)
     table = table.to(exact).transpose(-3, -2)  # [..., half, width // 2, from]
@@ -108,8 +110,8 @@ def rotate_both_halves(
 
 
 def rotate_joined(parts: Sequence[torch.Tensor], table: torch.Tensor) -> torch.Tensor:
-    """`rotate` for parts `[batch, heads, rows, width]` that the host joined by their rows before:
-    each is rotated where it is made and written to its place, rows first in memory.
+    """`rotate` for parts `[batch, heads, rows, width]` that the host joined by rows: each is
+    rotated where it is made and written to its place, rows first in memory.
     """
     rotated, begin = [], 0
     for part in parts:
@@ -122,8 +124,8 @@ def rotate_joined(parts: Sequence[torch.Tensor], table: torch.Tensor) -> torch.T
 
 
 def join_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Join parts `[batch, heads, rows, width]` by their rows, rows first in memory, as the products
-    that they come from give them.
+    """Join parts `[batch, heads, rows, width]` by rows, rows first in memory, as their products
+    return them.
     """
     return torch.cat([part.transpose(1, _ROWS) for part in parts], 1).transpose(1, _ROWS)
 
@@ -143,7 +145,7 @@ def norm_and_rotate_both(
     k_scale: torch.Tensor | None = None,
     epsilon: float = 1e-6,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`norm_and_rotate` for two; on a GPU one operator, where it is made for these."""
+    """`norm_and_rotate` for two; on a GPU one operator, if it supports these."""
     other = q_scale if k_scale is None else k_scale
     return _by_heads(q, k, freqs_cis, q_scale, other, epsilon, rounds=False) or (
         norm_and_rotate(q, freqs_cis, q_scale, epsilon),
@@ -216,15 +218,15 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def repeats_once(tensor: torch.Tensor, *repeats: Any) -> bool:
-    """Whether `tensor.repeat(*repeats)` is a mere copy, as where each head has keys of its own."""
+    """Whether `tensor.repeat(*repeats)` is a mere copy, as when each head has its own keys."""
     counts = repeats[0] if len(repeats) == 1 and not isinstance(repeats[0], int) else repeats
     return len(counts) == tensor.dim() and all(type(n) is int and n == 1 for n in counts)
 
 
 def by_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The same `[batch, heads, rows, width]`, a row's heads side by side in memory: PyTorch's
-    kernels lay attention's result out as the queries are, and so it needs no copy to become
-    `[batch, rows, ...]`.
+    """The same `[batch, heads, rows, width]`, with a row's heads adjacent in memory: PyTorch's
+    kernels give attention's result the queries' layout, so it becomes `[batch, rows, ...]` without
+    a copy.
     """
     return tensor.transpose(1, _ROWS).contiguous().transpose(1, _ROWS)
 
@@ -331,8 +333,8 @@ class _Rewrites(TorchFunctionMode):
     def _norm_in_place(
         self, q: torch.Tensor, k: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Out of place: whoever reads these tensors from now on reads the results. The host reads
-        what they are views of no more, which the build's comparison would tell.
+        """Out of place: later reads of these tensors get the results. The host does not read their
+        base tensors any more, which the build's comparison would show.
         """
         both = norm_and_rotate_both_halves(q, k, *args, **kwargs)
         self._written += zip((q, k), both, strict=True)
@@ -345,7 +347,7 @@ class _Rewrites(TorchFunctionMode):
         return value if found is None else found
 
     def _grouped(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The operator repeats by itself, where its kernel needs it."""
+        """The operator repeats only where its kernel needs it."""
         source = _made_of(self._repeated, tensor)
         return tensor if source is None else source
 
@@ -381,7 +383,7 @@ class _Rewrites(TorchFunctionMode):
     def _normed_and_rotated(
         self, query: torch.Tensor, key: torch.Tensor, table: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Of what was normed before, by one operator; None where there is none for these."""
+        """From what was normed before, by one operator; None if it does not support these."""
         of_query, of_key = (_made_of(self._normed, x) for x in (query, key))
         if of_query is None or of_key is None or of_query[2] != of_key[2]:
             return None
@@ -391,7 +393,7 @@ class _Rewrites(TorchFunctionMode):
     def _parts_normed_and_rotated(
         self, query: torch.Tensor, key: torch.Tensor, table: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The same for what was joined of normed parts."""
+        """The same for what was joined from normed parts."""
         of_query, of_key = (_made_of(self._joined, x) or () for x in (query, key))
         if not of_query or len(of_query) != len(of_key) or table.dim() != 6:
             return None
@@ -408,7 +410,7 @@ class _Rewrites(TorchFunctionMode):
 
 
 def _made_of(made: _Made[Source], tensor: torch.Tensor) -> Source | None:
-    """What a tensor was made of; None where it is not among these."""
+    """What a tensor was made from; None if it is not among these."""
     return next((source for result, source in made if result is tensor), None)
 
 
@@ -422,7 +424,7 @@ def _by_heads(
     *,
     rounds: bool,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Norm and rotate by the operator for that, where it is made for these: on a GPU."""
+    """Norm and rotate by the operator, if it supports these, on a GPU."""
     if any(x.dim() != 4 for x in (query, key)) or table.dim() != 6:
         return None
     # Symbols are not asked: a graph is for one row as well.

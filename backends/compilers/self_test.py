@@ -1,7 +1,7 @@
-"""Whether torch's private APIs are those that we know: a one-line graph goes all the way.
+"""Whether torch's private APIs are those that we know: compiles, packs and runs a one-line graph.
 
-A worker asks when a build has failed, to tell a region that cannot be compiled from a torch with
-which nothing can, so that nothing is tried again there.
+A worker calls it after a failed build, to tell a region that cannot be compiled from a torch with
+which nothing can.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def self_test(device: str) -> None:
     """Compile, pack, unpack and run a one-line graph on `device`.
 
     Raises:
-        RequirementError: in words, which step of the route does not work with this torch; a final
-            one if it will not as long as this process lives.
+        RequirementError: the step that does not work with this torch; a final one if it cannot work
+            in this process.
     """
     step = "finding the private APIs"
     try:
@@ -78,17 +78,19 @@ def self_test(device: str) -> None:
 
 
 def _is_lasting(error: BaseException) -> bool:
-    """Whether an error is one of code that differs from what we know, and not one of a machine that
-    lacks memory, disk or a working GPU just now.
+    """Whether an error comes from code that differs from what we know, and not from a machine
+    without memory, disk or a working GPU.
     """
-    inner = getattr(error, "inner_exception", None) or error.__cause__  # Inductor's own has the one
+    inner = (
+        getattr(error, "inner_exception", None) or error.__cause__
+    )  # the original error within Inductor's own
     if isinstance(inner, BaseException):
         return _is_lasting(inner)
     return isinstance(error, _LASTING)
 
 
 def _change_nothing(graph: torch.fx.Graph) -> None:
-    """As a last pass: it goes the way of those that do change something."""
+    """A last pass that changes nothing, to try the route of those that do."""
 
 
 class _Probe(torch.nn.Module):

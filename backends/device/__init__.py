@@ -1,1 +1,1 @@
-"""The one seam to devices: what sorts there are, what each can do, and what is asked of PyTorch."""
+"""The one seam to devices: their sorts, what each can do, and what is asked of PyTorch."""

@@ -1,5 +1,5 @@
-"""Cards that graphs can be compiled for on a machine without one: as much of each as code that is
-written for it hangs on. Importing this imports no PyTorch.
+"""Cards for which graphs can be compiled on a machine without one: the facts on which their code
+depends. Importing this imports no PyTorch.
 
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities
 """
@@ -12,11 +12,11 @@ _KIB, _GIB = 1 << 10, 1 << 30
 
 
 class Card(NamedTuple):
-    """A card of a compute capability, the commonest one that models are run on.
+    """The most common card of a compute capability.
 
     Attributes:
         target: its architecture, as NVIDIA's compiler names it.
-        name: what it is called.
+        name: of the product.
         capability: (major, minor).
         processors: multiprocessors.
         memory: of the card, in bytes.

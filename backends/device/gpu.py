@@ -1,7 +1,7 @@
-"""What is asked of PyTorch about devices, and what they are told: outside of this room,
-`cuda_graphs/`, `kernels/` and PyTorch's private names nothing names a sort of GPU.
+"""All use of devices through PyTorch: apart from this room, `cuda_graphs/`, `kernels/` and
+PyTorch's private names nothing names a sort of GPU.
 
-Where a function takes no device, the first of its type that is in use is meant.
+A function without a device argument means the current one of its type.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from .kinds import AMD, CPU, CUDA, GPU_TYPES, KINDS, NVIDIA, Kind, other
 PRETENDED = "warmgraph_pretends"
 
 
-@cache  # a device makes the text anew
+@cache  # a device makes the text each time
 def type_of(device: torch.device) -> str:
     """Return a device's type."""
     return device.type
 
 
-@cache  # a device takes microseconds to say its type
+@cache  # reading a device's type takes microseconds
 def is_gpu(device: torch.device | str) -> bool:
     """Tell whether a device, or a type of devices, is a GPU for us: `Kind.has_queue`."""
     return (device if isinstance(device, str) else device.type) in GPU_TYPES
 
 
 def kind_of(device: torch.device | str) -> Kind:
-    """Return what sort a device, or a type of devices, is for this PyTorch."""
+    """Return the sort of a device, or of a device type, for this PyTorch."""
     return _kind(device, torch.version.cuda, torch.version.hip)
 
 
@@ -54,19 +54,19 @@ def is_there(type: str = CUDA) -> bool:
 
 
 def compiled_for() -> str:
-    """Return the type of device that models are compiled for here, where nobody chose another."""
+    """Return the type of device that models are compiled for here by default."""
     return CUDA if is_there() and kind_of(CUDA).has_packed_kernels else CPU
 
 
 def name(device: torch.device | None = None) -> str:
-    """Return what a GPU is called, or the processor where there is none."""
+    """Return the name of a GPU, or of the processor without one."""
     if not torch.cuda.is_available():
         return platform.processor()
     return torch.cuda.get_device_name(device if device is None else index(device))
 
 
 def sort_of(device: torch.device) -> str:
-    """Return what tells a card from the first one: its name, where that is another; else ""."""
+    """Return a card's name if it differs from the first one's; else ""."""
     if not is_gpu(device) or not index(device):
         return ""
     found = name(device)
@@ -74,8 +74,8 @@ def sort_of(device: torch.device) -> str:
 
 
 def pretended() -> str | None:
-    """Return the architecture of the GPU that this process pretends to have, and nothing can be
-    computed on (`torch_api.cuda_pretended`); None where it does not.
+    """Return the architecture of the GPU that this process pretends to have, on which nothing can
+    be computed (`torch_api.cuda_pretended`); None otherwise.
     """
     return getattr(torch.cuda.get_device_properties, PRETENDED, None)
 
@@ -86,13 +86,13 @@ def machine() -> str:
 
 
 def random_state(device: torch.device) -> list[torch.Tensor]:
-    """Return where the random numbers stand that are drawn on the processor, and on a device."""
+    """Return the state of the random numbers of the processor, and of a device."""
     own = [torch.cuda.get_rng_state(device)] if is_gpu(device) else []
     return [torch.get_rng_state(), *own]
 
 
 def set_random_state(device: torch.device, state: Sequence[torch.Tensor]) -> None:
-    """Go on with random numbers where they stood (`random_state`)."""
+    """Restore a state of random numbers (`random_state`)."""
     torch.set_rng_state(state[0])
     if len(state) > 1:
         torch.cuda.set_rng_state(state[1], device)
@@ -102,7 +102,7 @@ def capability(card: int | None = None) -> str:
     """Return the compute capability of a GPU, for example "9.0".
 
     Args:
-        card: its number; None: the one that is in use.
+        card: its number; None: the current one.
     """
     return ".".join(map(str, torch.cuda.get_device_capability(card)))
 
@@ -118,7 +118,7 @@ def toolkit() -> str | None:
 
 
 def current_index() -> int:
-    """Return the number of the GPU that is in use; 0 without one."""
+    """Return the number of the current GPU; 0 without one."""
     return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
@@ -128,7 +128,7 @@ def count(type: str) -> int:
 
 
 def index(device: torch.device) -> int:
-    """Return which GPU a device is; 0 of any other device."""
+    """Return the number of a GPU; 0 for any other device."""
     if not is_gpu(device):
         return 0
     return current_index() if device.index is None else device.index
@@ -136,7 +136,9 @@ def index(device: torch.device) -> int:
 
 @contextlib.contextmanager
 def in_use(card: int) -> Iterator[None]:
-    """While this lasts a GPU is this thread's, for its driver, too; nothing changes without one."""
+    """Within this a GPU is this thread's current one, for its driver, too; nothing changes without
+    one.
+    """
     if not torch.cuda.is_available():
         yield
         return
@@ -146,7 +148,7 @@ def in_use(card: int) -> Iterator[None]:
 
 
 def current() -> torch.device | None:
-    """Return the GPU that is in use; None without one."""
+    """Return the current GPU; None without one."""
     return torch.device(CUDA, torch.cuda.current_device()) if torch.cuda.is_available() else None
 
 
@@ -154,20 +156,18 @@ def current() -> torch.device | None:
 
 
 def free_and_total_bytes(device: torch.device | None = None) -> tuple[int, int]:
-    """Return what of a GPU's memory nobody holds, what PyTorch keeps for later included in the
-    taken, and all that it has.
-    """
+    """Return a GPU's free memory, without what PyTorch caches, and its total memory."""
     return torch.cuda.mem_get_info(device)
 
 
 def shared_memory_bytes(device: torch.device) -> int:
-    """Return how much memory of its own a block of threads may have on a GPU."""
+    """Return how much shared memory a block of threads may have on a GPU."""
     properties: Any = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)
 
 
 def empty_cache() -> None:
-    """Give back to the GPU what PyTorch only keeps."""
+    """Free the GPU memory that PyTorch only caches."""
     torch.cuda.empty_cache()
 
 
@@ -175,7 +175,7 @@ def empty_cache() -> None:
 
 
 def synchronize(device: torch.device | None = None) -> None:
-    """Wait for all that a GPU was asked for."""
+    """Wait for all queued work of a GPU."""
     torch.cuda.synchronize(device)
 
 
@@ -186,17 +186,17 @@ def new_stream(device: torch.device) -> Any:
 
 
 def current_stream(device: torch.device) -> Any:
-    """Return the stream on which what is computed now is queued."""
+    """Return the current stream."""
     return torch.cuda.current_stream(device)
 
 
 def on_stream(stream: Any) -> AbstractContextManager[Any]:
-    """While this lasts, what this thread computes is queued on a stream."""
+    """Within this, this thread's work is queued on a stream."""
     return torch.cuda.stream(stream)
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Tell whether a device's current stream is being captured into a CUDA graph, by whomever."""
+    """Tell whether a device's current stream is being captured into a CUDA graph, by anyone."""
     if not is_gpu(device):
         return False
     is_used: Any = torch.cuda.is_initialized
@@ -208,7 +208,7 @@ def is_capturing(device: torch.device) -> bool:
 
 
 def mark(device: torch.device) -> Any:
-    """Mark where the device's queue is now; None where there is no queue."""
+    """Record an event in the device's queue; None without a queue."""
     if not is_gpu(device):
         return None
     make: Any = torch.cuda.Event
@@ -218,18 +218,18 @@ def mark(device: torch.device) -> Any:
 
 
 def is_passed(mark: Any) -> bool:
-    """Tell whether the device has come to a mark; nothing waits where there is none."""
+    """Tell whether the device has reached an event; true without one."""
     return mark is None or bool(mark.query())
 
 
 def wait_for(mark: Any) -> None:
-    """Wait until the device has come to a mark; nothing waits where there is none."""
+    """Wait until the device has reached an event; does nothing without one."""
     if mark is not None:
         mark.synchronize()
 
 
 def seconds_between(begin: Any, end: Any) -> float:
-    """Return the time between two marks, once the second is passed; 0.0 without marks."""
+    """Return the time between two events, once the second is reached; 0.0 without events."""
     if begin is None or end is None:
         return 0.0
     end.synchronize()
@@ -240,7 +240,7 @@ def seconds_between(begin: Any, end: Any) -> float:
 
 
 def random_states(device: torch.device) -> list[torch.Tensor]:
-    """Return where PyTorch's random numbers are, the processor's and a GPU's, without waiting."""
+    """Return the random states of PyTorch, the processor's and a GPU's, without waiting."""
     states = [torch.get_rng_state()]
     if is_gpu(device):
         states.append(torch.cuda.get_rng_state(device))

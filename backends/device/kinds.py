@@ -30,7 +30,7 @@ class Kind:
     Attributes:
         type: as PyTorch names it.
         vendor: who makes it; "" of a processor.
-        off: why an ability is not there, by its name.
+        off: why it lacks an ability, by the ability's name.
     """
 
     type: str
@@ -39,9 +39,7 @@ class Kind:
 
     @cached_property
     def has_queue(self) -> bool:
-        """What it computes is queued on streams, timed by events, and in memory of its own: for us
-        it is a GPU.
-        """
+        """It has streams, events and its own memory: for us it is a GPU."""
         return QUEUE not in self.off
 
     @cached_property
@@ -51,12 +49,12 @@ class Kind:
 
     @cached_property
     def has_cuda_graphs(self) -> bool:
-        """Whole calls can be captured and replayed, and the memory for that given back."""
+        """Whole calls can be captured and replayed, and their memory freed."""
         return CUDA_GRAPHS not in self.off
 
     @cached_property
     def has_nvrtc(self) -> bool:
-        """CUDA source is compiled when it is first needed, and launched through its driver."""
+        """CUDA source is compiled at first use, and launched through its driver."""
         return NVRTC not in self.off
 
     @cached_property
@@ -94,5 +92,5 @@ GPU_TYPES = frozenset(kind.type for kind in KINDS if kind.has_queue)
 
 
 def other(type: str) -> Kind:
-    """Return what stands for a device of no kind that is known, such as the processor."""
+    """Return the `Kind` of an unknown device, such as the processor."""
     return Kind(type, "", dict.fromkeys(ABILITIES, "it is no GPU that is known here"))

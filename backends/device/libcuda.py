@@ -1,4 +1,4 @@
-"""NVIDIA's driver library, for what PyTorch does not pass on, and what is asked without PyTorch.
+"""NVIDIA's driver library, for what PyTorch does not offer, and for use without PyTorch.
 
 https://docs.nvidia.com/cuda/cuda-driver-api
 """
@@ -17,8 +17,8 @@ _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINO
 
 
 def library() -> Any:
-    """Return the driver's library; None where there is none now, which is asked again: a process
-    may begin where its card is hidden.
+    """Return the driver's library, or None; a missing one is looked for again, because a process
+    may start while its card is hidden.
     """
     try:
         return _load()
@@ -38,7 +38,7 @@ def capability() -> str | None:
     """Ask the driver for the first GPU's compute capability; no context is made on it.
 
     Returns:
-        For example "9.0"; None where no GPU is found, whatever PyTorch makes of it.
+        For example "9.0"; None if no GPU is found, whatever PyTorch finds.
     """
     driver = library()
     device, parts = ctypes.c_int(), []

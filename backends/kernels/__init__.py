@@ -1,1 +1,1 @@
-"""Kernels that graphs call by measurement: attention, products; some are our own."""
+"""Kernels and passes that compute otherwise than Inductor would."""

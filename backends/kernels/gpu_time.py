@@ -1,6 +1,4 @@
-"""How long the GPU takes for calls that may stand for each other, whatever else it and the
-processor are doing.
-"""
+"""Times interchangeable calls on the GPU, whatever else it and the processor are doing."""
 
 from __future__ import annotations
 
@@ -21,12 +19,12 @@ _PAUSE_CYCLES = 4_000_000
 def by_turns(
     runs: Mapping[str, Callable[[], Any]], *, are_short: bool = False, rounds: int = 5
 ) -> dict[str, float]:
-    """Return the milliseconds of calls in the midst of other work of this thread, the least of a
-    few each; a call that this GPU refuses has none.
+    """Return the milliseconds of calls amid this thread's other work, the least of a few each; a
+    call that this GPU refuses has none.
 
     Args:
-        are_short: whether the processor's part may be as long as the GPU's; they are queued behind
-            a pause then.
+        are_short: whether the processor's part may be as long as the GPU's; then they are queued
+            after a pause.
     """
     event: Any = torch.cuda.Event
     taken: dict[str, Callable[[], Any]] = {}

@@ -1,9 +1,9 @@
-"""What a group norm over images makes of each channel, in two Triton kernels.
+"""The factor and offset of each channel in a group norm over images, by two Triton kernels.
 
 A norm over `[batch, C, height, width]` in channels-last order is one factor and one offset for each
 channel of each image. Inductor's own sums of so many pixels, whose number it must leave open, take
-up to twice as long, and their sums by groups one more kernel. Ours become part of the graph that
-calls them: only who builds a graph imports this module, and Triton.
+up to twice as long, and their sums by groups another kernel. Ours become part of the graph that
+calls them: only a build imports this module, and Triton.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def group_moments(
     groups: int,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return by which `x * factor + offset` is the group norm of `x = images + addend + added`.
+    """Return the factor and offset by which `x * factor + offset` is the group norm of `x = images
+    + addend + added`.
 
     Args:
         images: [batch, C, height, width], channels-last.

@@ -1,9 +1,9 @@
 """Rows of int8 by an int8 weight, in one Triton kernel: sums, both scales and a bias.
 
-On an H200 it does 1,226 to 1,377 TOPS where the host's library has 782 to 949. It becomes part of
-the graph that calls it: only who builds a graph imports this module, and Triton.
+On an H200 it reaches 1,226 to 1,377 TOPS, the host's library 782 to 949. It becomes part of the
+graph that calls it: only a build imports this module, and Triton.
 
-Sizes come in sixteens: so Triton knows what they are multiples of, and reads 16 bytes at once,
+Sizes are given in sixteens, so that Triton knows their divisibility and reads 16 bytes at once,
 whatever is known of a symbol. Descriptors (TMA) need memory of the launcher, which has none
 (torch/_inductor/runtime/static_triton_launcher.py, torch 2.10-2.15); in large tiles they reached
 1,240.
@@ -27,9 +27,9 @@ class Tile(NamedTuple):
 
     Attributes:
         rows, columns: of the result.
-        depth: so many products of each are summed up at a time.
+        depth: how many products of each are summed up at a time.
         warps: of 32 threads.
-        stages: so many parts of that depth are held at once.
+        stages: how many parts of that depth are held at once.
     """
 
     rows: int
@@ -40,7 +40,7 @@ class Tile(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        """How much shared memory it takes at most."""
+        """The shared memory that it takes at most."""
         return (self.rows + self.columns) * self.depth * self.stages
 
 
@@ -113,14 +113,14 @@ def _int8_gemm(  # type: ignore[no-untyped-def]
 
 
 def tiles_for(shared_bytes: int) -> tuple[Tile, ...]:
-    """Return the tiles that are tried where a block has so much shared memory."""
+    """Return the tiles to try with so much shared memory for a block."""
     fit = tuple(tile for tile in TILES if tile.shared_bytes <= shared_bytes)
     return fit[:_MOST_TILES] or (min(TILES, key=lambda tile: tile.shared_bytes),)
 
 
 @cache
 def _tuned(tiles: tuple[Tile, ...]) -> Any:
-    """The kernel in several forms, of which the quickest is kept."""
+    """The kernel in several forms, of which the fastest is kept."""
     configs = [
         triton.Config(
             {
@@ -151,7 +151,7 @@ def int8_product(
 
     Args:
         rows: int8 [count, width / 16, 16].
-        scales: float32 [count, 1], what one of each row is worth.
+        scales: float32 [count, 1], of each row.
         weight: int8 [columns / 16, 16, width / 16, 16].
         weight_scales: float32 [columns / 16, 16], likewise.
         bias: [columns / 16, 16].

@@ -35,7 +35,9 @@ WIDEST = _AT_ONCE * _PLACES * _MOST_THREADS
 
 
 class _Activation(NamedTuple):
-    """One that the kernel computes: its name there, and how many elements it makes one of."""
+    """An activation that the kernel computes: its name there, and how many elements it reads for
+    one.
+    """
 
     name: str
     parts: int
@@ -55,7 +57,7 @@ class Sort(NamedTuple):
     Attributes:
         dtype: float16 or bfloat16.
         act: what is done to them first, a key of `ACTIVATIONS`.
-        rotated: whether groups of `GROUP` are rotated then.
+        rotated: whether groups of `GROUP` are rotated after it.
     """
 
     dtype: torch.dtype
@@ -76,17 +78,17 @@ def source(sort: Sort) -> str:
 
 
 class Int8Rows:
-    """Quantises rows on one GPU. A kernel is compiled when rows of its sort first come."""
+    """Quantises rows on one GPU. A kernel is compiled at the first rows of its sort."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._launches: dict[Sort, Launch | None] = {}
 
     def takes(self, rows: torch.Tensor, *, act: str = "", rotated: bool = False) -> bool:
-        """Tell whether `quantise` can be called with rows such as these, of whatever shape.
+        """Tell whether `quantise` can be called with rows such as these, of any shape.
 
-        Not where nothing compiles the kernel, as the log says then. Nor where a call is captured
-        and it was not compiled yet: no code can be loaded meanwhile.
+        Not if the kernel cannot be compiled, which the log says. Nor within a capture if it was not
+        compiled yet, because no code can be loaded then.
         """
         sort = Sort(rows.dtype, act, rotated)
         return _may_be(rows, sort) and self._launch_for(sort) is not None
@@ -94,7 +96,7 @@ class Int8Rows:
     def quantise(
         self, rows: torch.Tensor, *, act: str = "", rotated: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return rows as whole numbers of -127 to 127 and what one of them is worth.
+        """Return rows as whole numbers from -127 to 127, and their scales.
 
         Nothing is rounded before that: the activation and the rotation are computed in float32.
 

@@ -1,5 +1,5 @@
-"""Products of int8 rows by int8 weights in plain maths, for any device: what a kernel of ours for
-them has to give.
+"""Products of int8 rows by int8 weights in plain maths, for any device: the reference of our
+kernel.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ def multiply(
 ) -> torch.Tensor:
     """Return `rows * scales @ (weight * weight_scales).T + bias`, of exact sums.
 
-    They are whole numbers, which float64 has up to 2**53.
+    The sums are whole numbers, which float64 represents up to 2**53.
 
     Args:
         rows: int8 [count, width / 16, 16].
-        scales: float32 [count, 1], what one of each row is worth.
+        scales: float32 [count, 1], of each row.
         weight: int8 [columns / 16, 16, width / 16, 16].
         weight_scales: float32 [columns / 16, 16], likewise.
         bias: [columns / 16, 16].

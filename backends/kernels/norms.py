@@ -1,7 +1,7 @@
-"""What is added to whole channels right before a group norm, left to the norm's own kernels.
+"""Passes what is added to whole channels right before a group norm to the norm's own kernels.
 
-A convolution's bias and a timestep's embedding come to each channel as one number. To sum up the
-channels after that would write them out once more.
+A convolution's bias and a timestep's embedding add one number to each channel. Adding them before
+the norm's sums would write the channels once more.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ aten: Any = torch.ops.aten
 Node = Any  # torch.fx.Node, whose arguments may be of any type
 
 _CONVOLUTIONS = (aten.conv2d.default, aten.convolution.default)
-_BIAS = 2  # its place among a convolution's arguments
+_BIAS = 2  # its index among a convolution's arguments
 _SIDES = (2, 3)
 
 
 def sum_before_terms(graph_module: torch.fx.GraphModule) -> int:
-    """Let each norm sum up what a convolution gives, and be told what is added to its channels.
+    """Let each norm sum up a convolution's result directly, with what is added to its channels as
+    an argument.
 
     Args:
         graph_module: exported, before it is compiled; changed.
 
     Returns:
-        How many norms are told.
+        How many norms were changed.
     """
     if not compiling.launches_own_kernels():
         return 0
@@ -93,7 +94,7 @@ def _is_like(node: Any, images: Node) -> bool:
 
 
 def _is_per_channel(node: Any, images: Node) -> bool:
-    """Whether a value is one number for each channel of each image, side by side."""
+    """Whether a value is one number for each channel of each image, adjacent in memory."""
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     if not isinstance(value, torch.Tensor) or value.dim() != images.meta["val"].dim():
         return False

@@ -1,8 +1,8 @@
-"""Weights in blocks of bytes, as GGML's formats pack them, and what they stand for: plain maths.
+"""Weights in blocks of bytes, as GGML's formats pack them, and their unpacking in plain maths.
 
 A block has one or two scales in fp16, the numbers in 2 to 8 bits each, and in the larger formats a
-scale for each 16 or 32 numbers, too. Files hold weights that are not packed as well. Each step is
-rounded to one dtype, as the layers do it that people load such files with.
+scale for each 16 or 32 numbers, too. Files also hold weights that are not packed. Each step is
+rounded to one dtype, as in the layers of such files.
 
 Source: https://github.com/ggml-org/ggml, `src/ggml-common.h` (what a block holds) and
 `src/ggml-quants.c`.
@@ -24,7 +24,7 @@ _K, _SHARE = 256, 32
 
 
 class _Block:
-    """The bytes of all blocks, taken from the front, and what each step is rounded to."""
+    """The bytes of all blocks, read from the front, and the dtype that each step is rounded to."""
 
     def __init__(self, blocks: torch.Tensor, dtype: torch.dtype) -> None:
         self.count = blocks.shape[0]
@@ -48,7 +48,7 @@ class _Block:
         return fields(self.bytes(count * bits // 8), width, bits)
 
     def rounded(self, values: torch.Tensor) -> torch.Tensor:
-        """What a step gives, in float32."""
+        """A step's result, in float32."""
         if self._dtype is torch.float32:
             return values
         # A compiler takes two conversions in a row for one, but not with arithmetic between.
@@ -58,7 +58,7 @@ class _Block:
     def scaled(
         self, scales: torch.Tensor, numbers: torch.Tensor, less: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Numbers times their scales, less what is taken off."""
+        """Numbers times their scales, minus an offset."""
         product = self.rounded(scales * numbers)
         return product if less is None else self.rounded(product - less)
 
@@ -125,9 +125,7 @@ def _q3_k(block: _Block) -> torch.Tensor:
 
 
 def _scales_of_k(block: _Block) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scales of eight times 32 numbers, and what is taken off them: 6 bits each, of twelve
-    bytes.
-    """
+    """The scales and offsets of eight times 32 numbers: 6 bits each, from twelve bytes."""
     scale, least = block.half(), block.half()
     first, second, last = (block.bytes(4).reshape(-1, 4, 1) for _ in range(3))
     scales = torch.cat((first & 63, last & 15 | (first >> 6) << 4), dim=1)
@@ -170,12 +168,12 @@ class BlockFormat(NamedTuple):
 
     @property
     def is_packed(self) -> bool:
-        """Whether its numbers have to be computed."""
+        """Whether its numbers must be computed."""
         return not isinstance(self.numbers, torch.dtype)
 
     @property
     def most(self) -> int:
-        """So many blocks can be indexed with 32 bits, their bytes and their numbers."""
+        """How many blocks can be indexed with 32 bits, by their bytes and numbers."""
         return 2**30 // self.width
 
 
@@ -206,7 +204,7 @@ def unpack(
 
     Args:
         blocks: uint8 [blocks, size].
-        steps: what each step is rounded to.
+        steps: the dtype that each step is rounded to.
         dtype: of the result.
 
     Returns:
@@ -224,15 +222,15 @@ def code_of(form: BlockFormat) -> tuple[Callable[..., Any], ...]:
 
 
 class Packed:
-    """A weight in blocks. It stands in the place of a tensor that is multiplied by (`linear`), and
-    says what it consists of as tensors of several parts do.
+    """A weight in blocks. It takes the place of a weight tensor (`linear`), and names its parts as
+    tensors of several parts do.
 
     Attributes:
         blocks: uint8 [blocks, size].
         form: how its numbers are packed.
-        steps: what each step of unpacking is rounded to.
+        steps: the dtype that each step of unpacking is rounded to.
         shape: of the weight.
-        dtype: in which it is multiplied by.
+        dtype: of the product.
     """
 
     def __init__(
@@ -255,15 +253,15 @@ class Packed:
         shape: torch.Size,
         dtype: torch.dtype,
     ) -> Packed:
-        """Return a weight by its bytes in any shape and its format's name; steps that are None are
-        rounded to what it is multiplied in.
+        """Return a weight by its bytes in any shape and its format's name; with steps None they are
+        rounded to the product's dtype.
         """
         blocks = values.view(torch.uint8).reshape(-1, FORMATS[form].size)
         return cls(blocks, FORMATS[form], dtype if steps is None else steps, shape, dtype)
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """Its device."""
         return self.blocks.device
 
     def unpacked(self) -> torch.Tensor:
@@ -273,7 +271,7 @@ class Packed:
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).reshape(self.shape)
 
     def stride(self) -> tuple[int, ...]:
-        """As `unpacked` has it."""
+        """The strides of `unpacked`."""
         return torch.empty(self.shape, device="meta").stride()
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
@@ -293,7 +291,7 @@ class Packed:
 
         Args:
             bias: in any dtype.
-            weight: what the blocks stand for; None: it is computed by plain maths.
+            weight: the unpacked one; None: it is computed by plain maths.
         """
         known = self.unpacked() if weight is None else weight
         return linear(input, known, None if bias is None else bias.to(input.dtype))

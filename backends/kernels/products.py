@@ -1,4 +1,4 @@
-"""Products by weights as the GPU is quicker with them: onto a sum in place."""
+"""Products by weights that are added to a sum in place, which is faster on a GPU."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class _Product(NamedTuple):
 
 
 def finish(graph: torch.fx.Graph) -> None:
-    """What suits a GPU: `round_once` and `add_in_place`."""
+    """The last passes for a GPU: `round_once` and `add_in_place`."""
     round_once(graph)
     add_in_place(graph)
 
 
 def add_in_place(graph: torch.fx.Graph) -> None:
     """Let a product that is added to another sum, and returned, be added by the product's own
-    kernel, onto that sum where it lies: otherwise one more kernel reads both and writes a third.
+    kernel, in place onto that sum: otherwise another kernel reads both and writes a third.
 
     The product's bias goes to the sum, which is being computed anyway.
 
     Args:
-        graph: functional, as Inductor has it after its own patterns; changed. What changes memory
-            is a sum that nothing else reads.
+        graph: functional, as after Inductor's own patterns; changed. Only a sum that nothing else
+            reads is overwritten.
     """
     for node in list(graph.nodes):
         if node.target is not aten.add.Tensor or node.kwargs or not _is_returned(node):
@@ -64,7 +64,7 @@ def _is_returned(node: Node) -> bool:
 
 
 def _product(term: Any) -> _Product | None:
-    """The product that nothing but this term, a view of it, reads."""
+    """The product that is read only by this term, a view of it."""
     flat = term
     while calls(flat, *_VIEWS) and len(flat.users) == 1:
         flat = flat.args[0]
@@ -72,7 +72,7 @@ def _product(term: Any) -> _Product | None:
         return None
     if flat.target is aten.addmm.default:
         bias, *factors = flat.args
-    else:  # Inductor takes a bias out of its product where it may be added elsewhere
+    else:  # Inductor separates a bias from its product where it may be added elsewhere
         bias, product = flat.args if calls(flat.args[1], aten.mm.default) else flat.args[::-1]
         if not calls(product, aten.mm.default) or len(product.users) > 1:
             return None

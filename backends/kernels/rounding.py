@@ -1,7 +1,7 @@
-"""Where a graph rounds: passes over what Inductor is about to lower.
+"""Where a graph rounds: passes before Inductor lowers it.
 
-What several products multiply is rounded once. Where the host bounds what overflows in float16,
-each operator's result is rounded as eager does, so that it is infinite where eager's is.
+An input of several products is rounded once. Where the host bounds overflows of float16, each
+operator's result is rounded as in eager, so that it is infinite where eager's is.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _ROUNDS = "low_precision_pointwise_barrier"
 
 
 def may_bound_overflows(graph: torch.fx.Graph) -> bool:
-    """Whether what overflows in float16 may become finite again in this graph, as exported, but for
-    what lies in memory: that is rounded anyhow.
+    """Whether an overflow of float16 may become finite again in this exported graph, apart from
+    values in memory, which are rounded anyway.
     """
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     return any(map(_is_half, graph.nodes)) and any(map(_may_bound, nodes))
@@ -69,7 +69,7 @@ def _may_bound(node: Node) -> bool:
 
 
 def _lies_in_memory(node: Node) -> bool:
-    """Whether what a node of a graph as exported gives is read from memory, whole or in part."""
+    """Whether a node's result in an exported graph is read from memory, whole or in part."""
     while _is_view(node):
         node = node.args[0]
     is_product = getattr(node.target, "overloadpacket", None) in _BECOMING
@@ -90,13 +90,13 @@ def _is_half(node: Node) -> bool:
 
 
 def round_all(graph: torch.fx.Graph) -> None:
-    """Have each operator read rounded numbers; those that are made of others as well.
+    """Have each operator read rounded numbers, also composed operators.
 
-    Inductor rounds what operators give one element at a time, and what those read: here what sums,
-    views and the like give, of which an operator was made that is not one of torch's any more.
+    Inductor rounds inputs and results of elementwise operators; this does the same for sums, views
+    and the like, which are not torch's own operators any more.
 
     Args:
-        graph: as of `round_once`, compiled with `ROUNDING_CONFIG`; changed.
+        graph: as in `round_once`, compiled with `ROUNDING_CONFIG`; changed.
     """
     round_once(graph)
     rounded_before: set[Node] = set()
@@ -118,7 +118,7 @@ def round_all(graph: torch.fx.Graph) -> None:
 
 
 def _is_rounded(node: Node, before: Collection[Node]) -> bool:
-    """Whether what a node gives is rounded wherever it is read, as what comes before it."""
+    """Whether a node's result is rounded wherever it is read, like its inputs."""
     if node.op != "call_function" or _is_called(node):
         return True
     if _is_view(node) or calls(node, *_MOVES):
@@ -137,17 +137,17 @@ def _reads_rounded(node: Node) -> bool:
 
 
 def _is_called(node: Node) -> bool:
-    """Whether an operator reads memory and writes to it, by code that is not Inductor's."""
+    """Whether an operator reads and writes memory, by code that is not Inductor's."""
     packet = getattr(node.target, "overloadpacket", None)
     return getattr(node.target, "namespace", "") == NAMESPACE or packet in _IN_MEMORY
 
 
 def round_once(graph: torch.fx.Graph) -> None:
-    """Let layers of the host's that round the same input, such as queries, keys and values, read
-    what was rounded once: Inductor would write it for each.
+    """Let host layers that round the same input, such as queries, keys and values, share one
+    rounded copy: Inductor would write one for each.
 
     Args:
-        graph: functional, as Inductor has it after its own patterns; changed.
+        graph: functional, as after Inductor's own patterns; changed.
     """
     readers: dict[Any, list[Node]] = {}
     for node in graph.nodes:
@@ -163,7 +163,7 @@ def round_once(graph: torch.fx.Graph) -> None:
 
 
 def _rounding(values: Node) -> tuple[Any, ...]:
-    """What is rounded, and by which steps."""
+    """The value that is rounded, and the steps of rounding."""
     steps: list[Any] = []
     while calls(values, *_ROUNDING):
         steps.append((values.target, values.args[1:]))
@@ -172,5 +172,5 @@ def _rounding(values: Node) -> tuple[Any, ...]:
 
 
 def calls(node: Any, *targets: Any) -> bool:
-    """Whether a value is what one of these operators gives."""
+    """Whether a value is the result of one of these operators."""
     return isinstance(node, torch.fx.Node) and node.target in targets

@@ -1,8 +1,7 @@
-"""How the activations of a region lie in memory: a part of its kind.
+"""The memory layout of a region's activations, a part of its kind.
 
-Channels-last suits convolutions: vendor kernels take and give it without turning their tensors. It
-only means something for images and videos, of four and five dimensions; everything else is
-contiguous.
+Channels-last suits convolutions: vendor kernels read and write it without transposing. It applies
+only to images and videos, of four and five dimensions; everything else is contiguous.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def is_laid_out(tensor: torch.Tensor, layout: str) -> bool:
-    """Tell whether a tensor lies in memory as graphs of this layout take and give it."""
+    """Tell whether a tensor has this layout, as graphs read and write it."""
     return tensor.is_contiguous(memory_format=memory_format(tensor, layout))
 
 
 def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
-    """Return the tensor itself where it lies right, else a copy that does.
+    """Return the tensor itself if it has this layout, else a copy that has.
 
-    A side of one may have any stride, and vendor kernels read the layout off the strides: a batch
-    of one with another stride than its elements ask for would come out contiguous.
+    A dimension of 1 may have any stride, and vendor kernels derive the layout from the strides: a
+    batch of one with an odd stride would come out contiguous.
     """
     laid_out = tensor.contiguous(memory_format=memory_format(tensor, layout))
     if layout == CHANNELS_LAST and laid_out.dim() in _CHANNELS_LAST:
@@ -51,16 +50,16 @@ def memory_format(tensor: torch.Tensor, layout: str) -> torch.memory_format:
 
 
 def aligned(value: torch.Tensor, layout: str) -> torch.Tensor:
-    """Return a tensor as graphs take it, in this layout at an address that it takes; another
-    one is copied, as operators would.
+    """Return a tensor as graphs take it, in this layout and aligned; another one is copied, as
+    operators would.
     """
     laid_out = lay_out(value, layout)
     return laid_out.clone() if laid_out.data_ptr() % ALIGNMENT else laid_out
 
 
 def elements_of(values: Iterable[Any]) -> tuple[int, tuple[int, ...]]:
-    """Return the elements of the first tensor among a call's arguments, and of what sort it is:
-    how many dimensions it has, and channels. 1 and nothing where there is none.
+    """Return the elements of the first tensor among a call's arguments, and its sort: the numbers
+    of its dimensions and channels. 1 and nothing without a tensor.
     """
     for each in values:
         if isinstance(each, torch.Tensor):

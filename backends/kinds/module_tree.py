@@ -1,4 +1,4 @@
-"""Going through a described module tree (`describe.describe_module`)."""
+"""Walks a described module tree (`describe.describe_module`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def walk(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, 
 
 
 def parameters(tree: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the parameters that a tree has, by their paths: shape and dtype."""
+    """Yield a tree's parameters, by their paths: shape and dtype."""
     for path, module in walk(tree):
         for name, meta in module["parameters"].items():
             if meta is not None:

@@ -45,7 +45,7 @@ def relative_l2(result: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 class Difference(NamedTuple):
-    """How far results are from the host's own.
+    """The distance of results from the host's own.
 
     Attributes:
         errors: the relative L2 error of each result.
@@ -82,9 +82,9 @@ def difference(
 
     Args:
         inputs: what both were computed from.
-        in_full: computes the references with no product's input quantised, where some are. Asked
-            where a result is beyond the bound of its dtypes: what the format costs here is the
-            bound then, if it is larger.
+        in_full: computes the references without quantising any product's input. Called if a result
+            is beyond the bound of its dtypes: then the error of the format here is the bound, if
+            larger.
     """
     if len(results) != len(references):
         return Difference((float("inf"),), (1.0,))
@@ -104,12 +104,12 @@ def _error(result: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def tells_nothing(references: Sequence[torch.Tensor]) -> bool:
-    """Whether there is nothing to compare one of the results with: not one finite value."""
+    """Whether one of the results has nothing to compare with: not one finite value."""
     return not all(bool(torch.isfinite(reference).any()) for reference in references)
 
 
 def nudged(value: Any, amount: float) -> Any:
-    """Return a tensor whose elements are moved up and down in turn, by this part of themselves;
+    """Return a tensor whose elements are moved up and down in turn, by this share of themselves;
     anything else as it is.
     """
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
@@ -119,7 +119,7 @@ def nudged(value: Any, amount: float) -> Any:
 
 
 def bound(reference: torch.Tensor, inputs: Sequence[Any]) -> float:
-    """Return how far a result may be from this one (relative L2) by the dtypes that take part.
+    """Return how far a result may be from this one (relative L2), by the dtypes involved.
 
     A block may keep its result in float32 and compute in float16, as its other inputs are.
     """

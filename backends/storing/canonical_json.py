@@ -1,5 +1,5 @@
-"""One way to write plain data as text, and its hash: equal facts make equal keys everywhere; and a
-strict way to read such text, whoever wrote it.
+"""One way to write plain data as text, and its hash, so that equal facts make equal keys
+everywhere; and a strict way to read such text of any origin.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ class Comparisons:
     """Remembers for (graph key, payload hash, machine) how large the calls were that equalled
     eager, by weight class.
 
-    In each process a graph is compared once with each model, whatever is remembered: what it was
-    compared with may be other code by now, and is other weights.
+    In each process a graph is compared once with each model, whatever is remembered: the host's
+    code may have changed since, and weights differ.
     """
 
     def __init__(self, directory: Path, machine: str) -> None:
@@ -42,8 +42,8 @@ class Comparisons:
         self.count = 0
 
     def most(self, key: str, payload_sha256: str, weight_class: str, model: Any) -> int:
-        """Return the elements of the largest call in which this very file equalled eager with this
-        class of weights here; 0 where none did, or none of this model.
+        """Return the elements of the largest call in which this file equalled eager with this class
+        of weights here; 0 if none did, or none of this model.
         """
         name = self._name(key, payload_sha256)
         with self._lock:
@@ -54,7 +54,7 @@ class Comparisons:
     def add(
         self, key: str, payload_sha256: str, weight_class: str, elements: int, model: Any
     ) -> None:
-        """Remember a good comparison; a disk that cannot be written costs one more comparison."""
+        """Remember a good comparison; if the disk cannot be written, it is made once more."""
         name = self._name(key, payload_sha256)
         with self._lock:
             self.count += 1

@@ -1,4 +1,4 @@
-"""Whole-or-not-at-all file writing, and opening what is certain to be an ordinary file."""
+"""Atomic file writing, and opening only regular files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TRIES = 6  # on Windows a file that another process has open cannot be replaced
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading, without ever waiting for a pipe or device that stands in its place.
+    """Open a file for reading, without ever waiting for a pipe or device in its place.
 
     Raises:
         OSError: it cannot be opened or is not a regular file.
@@ -89,7 +89,7 @@ def remove_stale(folder: Path) -> None:
 
 
 def identity(path: Path) -> tuple[int, ...] | None:
-    """Return what changes whenever a file is replaced or written to, None when there is none."""
+    """Return a value that changes when a file is replaced or written to, None without one."""
     try:
         status = os.stat(path)
     except OSError:

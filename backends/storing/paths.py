@@ -1,4 +1,4 @@
-"""Where an engine keeps things."""
+"""The folders of an engine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What was learned of models, on disk: one signed file for each structure.
+"""Records of learned models on disk: one signed file for each structure.
 
-A record says which classes are imported and what a graph writes into, so one that was not signed
-here is not read. Without it a model is watched for one step once more.
+A record decides which classes are imported and what a graph writes into, so one that was not signed
+here is not read. Without it the model is watched for one step again.
 """
 
 from __future__ import annotations

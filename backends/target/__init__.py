@@ -1,1 +1,1 @@
-"""What compiled code hangs on besides its kind, and its key."""
+"""What compiled code depends on besides its kind, and its key."""

@@ -1,4 +1,4 @@
-"""What backend `inductor` compiles with, as plain data: known without importing PyTorch."""
+"""The options of backend `inductor`, as plain data, without importing PyTorch."""
 
 from __future__ import annotations
 

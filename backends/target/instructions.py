@@ -1,4 +1,4 @@
-"""Which of a processor's instructions code for it may use: known without importing PyTorch.
+"""The processor's instructions that generated code may use, without importing PyTorch.
 
 Inductor's compilers use those that it names (torch/_inductor/cpu_vec_isa.py of torch 2.10-2.15), on
 x86 no others (`torch_api.compiling.use_named_instructions`), and at most what the processor has.
@@ -43,13 +43,13 @@ _LINE = re.compile(r"(?:flags|features|cpu)\s*:(.*)", re.IGNORECASE)
 
 @cache
 def instructions() -> str:
-    """Return the names of what code for this machine's processor may use, in one line."""
+    """Return the names of the instructions for this machine's processor, in one line."""
     there = _there()
     return " ".join(name for name in (_NAMED if IS_X86 else sorted(there)) if name in there)
 
 
 def shortly(instructions: str, others: str) -> str:
-    """Name instructions as people do, and so that it is seen in what they differ from others."""
+    """Return the common names of instructions, so that a difference from others shows."""
     level = _level(instructions)
     more = sorted({*instructions.split()} - {*others.split()})
     if more and level == _level(others):
@@ -63,7 +63,7 @@ def _level(instructions: str) -> str:
 
 
 def _there() -> set[str]:
-    """What the first processor has; nothing where the system does not say."""
+    """The first processor's instructions; nothing if the system does not say."""
     if sys.platform == "win32":
         kernel: Any = ctypes.WinDLL("kernel32")
         has = kernel.IsProcessorFeaturePresent

@@ -1,9 +1,8 @@
 """A fingerprint of our code that makes graphs, read without importing it or PyTorch.
 
-Two graphs of one kind may differ because a kernel, a pass or the packing was mended. So every key
-holds a hash of the files that decide what a graph for its device is. What they say counts, and
-neither how it is written down nor where: comments, docstrings, line breaks and quotes may change as
-they like, and modules be moved and renamed.
+Two graphs of one kind may differ because a kernel, a pass or the packing was fixed. So every key
+holds a hash of the files that decide a graph for its device. Only their code counts: comments,
+docstrings, line breaks and quotes may change, and modules may be moved and renamed.
 """
 
 from __future__ import annotations
@@ -77,8 +76,7 @@ def makers(device: str) -> tuple[str, ...]:
 
 
 def hash_files(folder: Path, names: Iterable[str]) -> str:
-    """Return 16 hex digits for what Python files say, wherever they lie and whatever their names
-    are.
+    """Return 16 hex digits for the code of Python files, independent of their places and names.
 
     Args:
         folder: of all our modules, also those that are not named.
@@ -92,8 +90,8 @@ def hash_files(folder: Path, names: Iterable[str]) -> str:
 
 
 class _Meaning:
-    """What a file says, without positions and texts that stand for themselves (docstrings), empty
-    fields, which Python's versions differ in, and the names of our modules.
+    """A file's code, without positions and docstrings, without empty fields, in which Python's
+    versions differ, and without the names of our modules.
     """
 
     def __init__(self, folder: Path, path: Path) -> None:
@@ -142,7 +140,7 @@ class _Meaning:
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Give all statements below a node; no expression holds one."""
+    """Yield all statements below a node; expressions contain none."""
     for name in ("body", "orelse", "finalbody", "handlers", "cases"):
         for each in getattr(node, name, ()):
             yield each

@@ -26,7 +26,7 @@ _WORDS = {
 
 
 class TorchFacts(NamedTuple):
-    """What of PyTorch and the GPU a target says; `capability` is None without a GPU."""
+    """A target's facts of PyTorch and the GPU; `capability` is None without a GPU."""
 
     version: str
     git_version: str | None
