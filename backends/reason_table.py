@@ -427,9 +427,6 @@ TABLE: dict[str, str | Row] = {
     "file_too_large": "is larger than a compiled file can be",
     "remote_late": "the remote store did not answer within {seconds} s",
     "remote_failed": "the remote store failed: {error}",
-    "remote_denied": "the remote store does not let this machine read: {error}",
-    "remote_read_only": "the remote store takes no files from here and is only read from now on: "
-    "{error}",
     "remote_unsent": "a compiled file could not be sent to the remote store: {error}",
     "remote_only_read": "a store at {scheme}:// can only be read",
     "remote_refused": "a file of the remote store is not used: {name} {what}",

@@ -103,6 +103,7 @@ class Graph:
         backend: Compiler,
         on_drop: Callable[[], None] = lambda: None,
         card: int = 0,
+        target: str = "",
     ) -> None:
         """Set up one that is missing.
 
@@ -112,10 +113,12 @@ class Graph:
             backend: what compiled it.
             on_drop: tells who wants to know when it is dropped.
             card: the number of the GPU on which it computes; 0 without one.
+            target: the name of that card's target, for who shares graphs.
         """
         self._on_drop = on_drop
         self.key = key
         self.card = card
+        self.target = target
         self.description = description
         self.backend = backend
         self.outcome = Outcome()

@@ -270,6 +270,11 @@ class Store:
             logger.info("Warmgraph: evicted %d graphs that were used least recently", len(evicted))
         return evicted
 
+    @property
+    def is_full(self) -> bool:
+        """Whether anything more would have `evict` delete something."""
+        return self.usage().bytes >= self._cap_bytes()
+
     def usage(self) -> StoreUsage:
         """Count the shared store's graphs and their bytes."""
         sizes = [status.st_size for _, status in self.graphs()]
