@@ -11,6 +11,7 @@ does not reach the place, builds, and one that is five minutes old counts for no
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -35,13 +36,12 @@ _MOST_BYTES = 200
 
 @dataclass(eq=False)
 class _Asked(Waiting):
-    """A graph that is to be built, by the monotonic clock: when it was asked for last, when to ask
-    again; whether another machine's claim was seen, whether that is over, whether this one is ours.
+    """A graph that is to be built: when to ask again, by the monotonic clock; whether another
+    machine's claim was seen, whether there is nothing to wait for, and whether a claim is ours.
     """
 
     target: str = ""
-    asked: float = 0.0
-    again: float | None = None
+    again: float = 0.0
     is_claimed: bool = False
     is_over: bool = False
     is_ours: bool = False
@@ -111,37 +111,30 @@ class FleetClaims(Claims):
         """See `Claims`; looks again at a remote claim where it is time to."""
         if not isinstance(waiting, _Asked):
             return super()._is_free(key, waiting)
-        if waiting.is_over:
-            return True
-        now = time.monotonic()
-        if waiting.again is not None:
-            if now >= waiting.again:
-                self._ask(key, waiting)
-        elif now - waiting.asked >= self._remote.patience_s:
-            self._remote.fail()
-            return True
-        return False
-
-    # --- the remote's pool ------------------------------------------------------------------------
+        if not waiting.is_over and waiting.again <= time.monotonic():
+            self._ask(key, waiting)
+        return waiting.is_over
 
     def _ask(self, key: str, asked: _Asked) -> None:
-        asked.asked, asked.again = time.monotonic(), None
-        self._remote.pool.put(partial(self._claim, key, asked))
+        asked.again = math.inf
+        self._remote.ask(partial(self._claim, key, asked), partial(self._go_on, key, asked))
 
-    def _claim(self, key: str, asked: _Asked) -> None:
-        try:
-            asked.is_over = self._may_build(key, asked)
-        except Exception as error:  # whatever a library raises: who does not reach it builds
-            self._remote.fail(error)
-            asked.is_over = True
-        with self._news:
-            is_wanted = self._asked.get(key) is asked
-        if asked.is_ours and not is_wanted:  # released meanwhile
-            self._remove(key)
+    def _go_on(self, key: str, asked: _Asked, may_build: bool | None) -> None:
+        asked.is_over = may_build is not False  # who does not reach the place builds
         now = time.monotonic()
         asked.again = now + min(max(self._look_s, (now - asked.since) / 10), MOST_LOOK_S)
         if asked.is_over:
             self._tell(key)
+
+    # --- in the remote's pool ---------------------------------------------------------------------
+
+    def _claim(self, key: str, asked: _Asked) -> bool:
+        may_build = self._may_build(key, asked)
+        with self._news:
+            is_wanted = self._asked.get(key) is asked
+        if asked.is_ours and not is_wanted:  # released meanwhile
+            self._remove(key)
+        return may_build
 
     def _may_build(self, key: str, asked: _Asked) -> bool:
         """Claim a graph, and have it if it is there; False while another machine builds it."""
@@ -155,7 +148,7 @@ class FleetClaims(Claims):
                 return False
             if not holder.startswith(self._token):
                 self._remote.counts["taken over"] += 1
-                self._remote.open().write(self._name(key), self._text())
+                self._remote.place.write(self._name(key), self._text())
         elif not self._create(key):
             asked.is_claimed = True
             return False
@@ -166,7 +159,7 @@ class FleetClaims(Claims):
     def _create(self, key: str) -> bool:
         """Make a claim that is not there, where the place can tell."""
         try:
-            self._remote.open().create(self._name(key), self._text())
+            self._remote.place.create(self._name(key), self._text())
         except FileExistsError:
             return False
         except (NotImplementedError, TypeError, PermissionError) as error:
@@ -178,7 +171,7 @@ class FleetClaims(Claims):
     def _holder(self, key: str) -> str | None:
         """Return what a claim says; None where there is none."""
         with private_folder(self._spool) as folder, suppress(FileNotFoundError):
-            self._remote.open().fetch(self._name(key), folder / "claim", _MOST_BYTES)
+            self._remote.place.fetch(self._name(key), folder / "claim", _MOST_BYTES)
             return (folder / "claim").read_text("utf-8", "replace")
         return None
 
@@ -193,7 +186,7 @@ class FleetClaims(Claims):
 
     def _remove(self, key: str) -> None:
         with suppress(Exception):  # whatever a library raises: it grows old
-            self._remote.open().remove(self._name(key))
+            self._remote.place.remove(self._name(key))
 
     def _text(self) -> bytes:
         return f"{self._token} {time.time():.0f}".encode()

@@ -16,8 +16,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,11 @@ MOST_BYTES = MAX_PAYLOAD_BYTES + (8 << 20)
 #: Files that are refused in a line of the log each; the others are counted.
 SAID = 8
 _DENIED = ("403", "401", "Forbidden", "AccessDenied", "Unauthorized")
-Then = Callable[[], object]
 
 
 class Remote:
-    """One place. All but `take`, `settle` and `finish` return at once, from any thread: requests
-    are made in a pool, whose threads hold nothing up.
+    """One place. Requests are made in a pool, whose threads end with the process and hold nothing
+    up; whoever waits for one is told when its time is over, too.
     """
 
     def __init__(
@@ -72,29 +71,31 @@ class Remote:
         self._settings, self._store, self._signer = settings, store, signer
         self._on_fault, self._missed_s = on_fault, missed_s
         self.scheme = scheme_of(settings.remote)
-        #: Seconds that anybody waits for it.
-        self.patience_s = settings.patience_s
         #: Whether files may be sent there, as far as is known.
         self.writes = settings.mode == WRITE and SCHEMES[self.scheme].writes
         self._secrets = secrets_of(settings.remote, settings.options)
-        self._opening = threading.Lock()
-        self._place: Place | None = None
-        self.pool = DaemonPool()
+        self._pool = DaemonPool()
         self._news = threading.Condition()
-        # Guarded by the lock of `_news`. What is under way: targets, which are listed, and names of
-        # graphs; who waits for which name; for how long one is not asked for, and until when.
+        # Guarded by the lock of `_news`: targets that are listed, keys that are fetched, what is
+        # sent and what is done then; how long a key is not asked for, and until when; when a target
+        # was listed, and what was there.
+        self._listing: set[str] = set()
         self._coming: set[str] = set()
-        self._waiting: dict[str, list[Then]] = {}
+        self._mirroring = self._looking = 0
+        self._sending: dict[str, list[Callable[[], object]]] = {}
         self._missed: dict[str, tuple[float, float]] = {}
-        self._sending: dict[str, list[Then]] = {}
-        self._telling = 0
-        self._clock: threading.Timer | None = None
-        self._answered = self._closed = False
-        self._rests_until = 0.0
-        #: found, refused, late, failed, sent, unsent, taken over.
+        self._listed: dict[str, tuple[float, set[str]]] = {}
+        self._answered = self._rests_until = 0.0
+        self._closed = False
+        #: found, refused, failed, sent, unsent, taken over.
         self.counts: Counter[str] = Counter()
         #: What went wrong last; it may be well again.
         self.fault: Reason = NOTHING
+
+    @cached_property
+    def place(self) -> Place:
+        """Where files lie; may take long the first time."""
+        return open_place(self._settings.remote, self._settings.options)
 
     @property
     def is_resting(self) -> bool:
@@ -107,18 +108,55 @@ class Remote:
             return {
                 "scheme": self.scheme,
                 "mode": WRITE if self.writes else READ,
-                "looking": len(self._coming),
+                "looking": self._looking,
                 "sending": len(self._sending),
                 "counts": dict(self.counts),
                 "fault": self.fault.to_plain() if self.fault else None,
             }
 
+    # --- what others ask; each returns at once ----------------------------------------------------
+
+    def ask(self, task: Callable[[], bool], then: Callable[[bool | None], object]) -> None:
+        """Have something asked of the place.
+
+        Args:
+            task: asks it, and may hang or raise whatever the place's library does.
+            then: takes its answer; None where it failed, or nobody waits any longer.
+        """
+        begun, first = time.monotonic(), threading.Lock()
+
+        def tell(answer: bool | None) -> None:
+            if first.acquire(blocking=False) and not self._closed:
+                clock.cancel()
+                then(answer)
+
+        def give_up() -> None:
+            if self._answered < begun:  # else it is slow only
+                self.fail()
+            tell(None)
+
+        def run() -> None:
+            try:
+                answer = task()
+                self._answered = time.monotonic()
+            except Exception as error:  # whatever a library raises
+                self.fail(error)
+                answer = None
+            tell(answer)
+
+        clock = threading.Timer(self._settings.patience_s, give_up)
+        clock.name, clock.daemon = "warmgraph-remote-clock", True
+        clock.start()
+        self._pool.put(run)
+
     def mirror(self, target: str) -> None:
         """Have in the store what lies below a target, as far as the place tells what does."""
         with self._news:
-            self._begin(target, partial(self._list, target))
+            self._listing.add(target)
+            self._mirroring += 1
+        self._pool.put(partial(self._mirror, target))
 
-    def look(self, key: str, target: str, then: Then) -> bool:
+    def look(self, key: str, target: str, then: Callable[[], object]) -> bool:
         """Look for a graph.
 
         Args:
@@ -129,24 +167,22 @@ class Remote:
         Returns:
             False where there is nothing to wait for; `then` is not called.
         """
-        name = f"{target}/{file_name(key)}"
+        now = time.monotonic()
         with self._news:
-            if self._coming.isdisjoint((target, name)):
-                if self.is_resting or not self._is_due(name):
-                    return False
-                self._begin(name, partial(self._get, name))
-            if self._clock is None:  # it takes longer than anybody waits
+            pause, due = self._missed.get(key, (self._missed_s, 0.0))
+            if now < due or self.is_resting:
                 return False
-            self._waiting.setdefault(name, []).append(then)
-            return True
+            self._missed[key] = min(2 * pause, MOST_MISSED_S), now + pause
+            self._looking += 1
 
-    def take(self, key: str, target: str) -> bool:
-        """Have one graph in the store now, if it is there and well.
+        def tell(_: bool | None) -> None:
+            then()
+            with self._news:  # only now: who settles relies on what `then` began
+                self._looking -= 1
+                self._news.notify_all()
 
-        Raises:
-            Exception: whatever the place's library raises.
-        """
-        return self._take(f"{target}/{file_name(key)}")
+        self.ask(partial(self._look, key, target), tell)
+        return True
 
     def push(self, path: Path, key: str, target: str) -> None:
         """Send a file that was signed here; where that fails, it is not sent."""
@@ -157,108 +193,150 @@ class Remote:
                 self.counts["unsent"] += 1
                 return
             self._sending[key] = []
-        self.pool.put(partial(self._put, path, key, target))
+        self._pool.put(partial(self._put, path, key, target))
 
-    def after_push(self, key: str, task: Then) -> None:
+    def after_push(self, key: str, task: Callable[[], object]) -> None:
         """Do something in one of its threads, when a graph is no longer on its way there."""
         with self._news:
             if key in self._sending:
                 self._sending[key].append(task)
                 return
-        self.pool.put(task)
+        self._pool.put(task)
 
-    def settle(self) -> None:
-        """Wait until everybody was told who looks for something: not longer than the patience."""
-        with self._news:
-            while (self._waiting or self._telling) and not self._closed:
-                self._news.wait()
-
-    def finish(self) -> bool:
-        """Wait for all that is under way, for commands; False where nothing comes any more."""
-        with self._news:
-            while self._coming or self._sending:
-                if not self._news.wait(self.patience_s):
-                    return False
-        return True
+    def fail(self, error: BaseException | None = None) -> None:
+        """Leave it alone for a while: for what one of its libraries said, or as it says nothing."""
+        self._rests_until = time.monotonic() + REST_S
+        self._count("failed")
+        late = of("remote_late", seconds=f"{self._settings.patience_s:g}")
+        remedy = of("do_nothing_remote", seconds=f"{REST_S:g}")
+        self._note(late if error is None else self._failed(error), remedy)
 
     def close(self) -> None:
         """Tell nobody any more; nothing is waited for."""
         with self._news:
             self._closed = True
-            self._waiting.clear()
-            self._end(self._coming)
-        self.pool.close()
+            self._news.notify_all()
+        self._pool.close()
 
-    def open(self) -> Place:
-        """Return the place; may take long the first time."""
-        with self._opening:
-            if self._place is None:
-                self._place = open_place(self._settings.remote, self._settings.options)
-            return self._place
+    # --- what waits -------------------------------------------------------------------------------
 
-    def fail(self, error: BaseException | None = None) -> None:
-        """Leave it alone for a while: for what one of its libraries said, or as it says nothing."""
+    def settle(self) -> None:
+        """Wait until everybody was told who looks for something: not longer than the patience."""
         with self._news:
-            self.counts["failed"] += 1
-            self._rests_until = time.monotonic() + REST_S
-            self._end(self._coming)
-            waiting = list(self._waiting)
-        if error is None:
-            fault = of("remote_late", seconds=f"{self.patience_s:g}")
-        else:
-            fault = self._failed(error)
-        self._note(fault, of("do_nothing_remote", seconds=f"{REST_S:g}"))
-        self._tell(waiting)
+            while self._looking and not self._closed:
+                self._news.wait()
 
-    # --- what is under way ------------------------------------------------------------------------
-
-    def _begin(self, what: str, task: Then) -> None:
-        """Have something come, and tell who waits when time is over (under the lock)."""
-        if not self._coming:
-            self._answered = False
-            self._clock = threading.Timer(self.patience_s, self._time_is_over)
-            self._clock.name, self._clock.daemon = "warmgraph-remote-clock", True
-            self._clock.start()
-        self._coming.add(what)
-        self.pool.put(task)
-
-    def _is_due(self, name: str) -> bool:
-        """Whether to ask for a graph; not again soon, if so (under the lock)."""
-        now, (pause, due) = time.monotonic(), self._missed.get(name, (self._missed_s, 0.0))
-        if now >= due:
-            self._missed[name] = min(2 * pause, MOST_MISSED_S), now + pause
-        return now >= due
-
-    def _end(self, names: Iterable[str]) -> None:
-        """Something is not under way any more (under the lock)."""
-        self._coming = self._coming.difference(names)
-        if not self._coming and self._clock is not None:
-            self._clock.cancel()
-            self._clock = None
-        self._news.notify_all()
-
-    def _time_is_over(self) -> None:
+    def finish(self) -> bool:
+        """Wait for all that is under way, for commands; False where nothing comes any more."""
         with self._news:
-            if self._clock is not threading.current_thread():
-                return
-            self._clock, waiting = None, list(self._waiting)
-            self.counts["late"] += len(waiting)
-        if self._answered:  # it is slow only: what is on its way still comes
-            self._tell(waiting)
-        else:
-            self.fail()
+            while self._mirroring or self._sending:
+                if not self._news.wait(self._settings.patience_s):
+                    return False
+        return True
 
-    def _tell(self, names: Iterable[str]) -> None:
+    def take(self, key: str, target: str) -> bool:
+        """Have one graph in the store, below whichever key's name it lies.
+
+        Raises:
+            Exception: whatever the place's library raises.
+        """
+        return any(self._take(f"{signer}/{target}", key) for signer in self._signer.readable)
+
+    # --- in the pool ------------------------------------------------------------------------------
+
+    def _mirror(self, target: str) -> None:
+        try:
+            for folder, key in self._list(target):
+                self._take(folder, key)
+        except Exception as error:  # whatever a library raises
+            self.fail(error)
         with self._news:
-            thens = [then for name in names for then in self._waiting.pop(name, ())]
-            self._telling += 1
-        for then in thens:
+            self._listing.discard(target)
+            self._mirroring -= 1
+            self._news.notify_all()
+
+    def _list(self, target: str) -> list[tuple[str, str]]:
+        """Return the folders and keys of what lies below a target."""
+        found: list[tuple[str, str]] = []
+        is_full = self._store.is_full  # then only what is asked for comes
+        try:
+            for fingerprint in () if is_full else self._signer.readable:
+                names = self.place.names(f"{fingerprint}/{target}")
+                keys = filter(None, (key_of(Path(name)) for name in names))
+                found += [(f"{fingerprint}/{target}", key) for key in keys]
+            is_told = SCHEMES[self.scheme].lists and not is_full
+        except Exception as error:  # whatever a library raises
+            if not _is_denied(error):
+                raise
+            is_told = False
+            if SCHEMES[self.scheme].lists:  # else that is usual
+                self._note(self._failed(error))
+        with self._news:
+            self._answered = time.monotonic()
+            self._listing.discard(target)
+            if is_told:
+                self._listed[target] = self._answered, {key for _, key in found}
+            self._news.notify_all()
+        return found
+
+    def _look(self, key: str, target: str) -> bool:
+        """Have a graph that may be about to come."""
+        with self._news:
+            self._news.wait_for(lambda: target not in self._listing, self._settings.patience_s)
+            listed, keys = self._listed.get(target, (0.0, {key}))
+        is_missing = key not in keys and time.monotonic() < listed + self._missed_s
+        return not is_missing and self.take(key, target)
+
+    def _take(self, folder: str, key: str) -> bool:
+        with self._news:
+            self._news.wait_for(lambda: key not in self._coming, self._settings.patience_s)
+            if self._closed or self._store.has(key):
+                return True
+            self._coming.add(key)
+        try:
+            return self._fetch(folder, file_name(key))
+        finally:
+            with self._news:
+                self._coming.discard(key)
+                self._news.notify_all()
+
+    def _fetch(self, folder: str, file: str) -> bool:
+        with private_folder(self._store.spool) as private:
+            draft = private / file
             try:
-                then()
-            except Exception:  # whoever listens; the others are told all the same
-                logger.exception("Warmgraph: nobody goes on with a graph of the remote store")
-        with self._news:  # only now: who settles relies on what `then` began
-            self._telling -= 1
+                self.place.fetch(f"{folder}/{file}", draft, MOST_BYTES)
+                self._store.take_in(draft)
+            except FileNotFoundError:
+                return False
+            except PermissionError as error:  # S3 says so of what is missing, too
+                self._note(self._failed(error))
+                return False
+            except GraphFileError as error:
+                self._count("refused")
+                if self.counts["refused"] <= SAID:
+                    self._note(refused(file, error))
+                return False
+        self._count("found")
+        return True
+
+    def _put(self, path: Path, key: str, target: str) -> None:
+        count = "unsent"
+        try:
+            name = f"{self._signer.fingerprint}/{target}/{file_name(key)}"
+            self.place.write(name, path.read_bytes())
+            count = "sent"
+        except Exception as error:  # whatever a library raises; reads go on in any case
+            self.writes &= not _is_denied(error)
+            self._note(of("remote_unsent", error=told(error, self._secrets)))
+        with self._news:
+            tasks = self._sending.pop(key)
+        self._count(count)
+        for task in tasks:
+            task()
+
+    def _count(self, what: str) -> None:
+        with self._news:
+            self.counts[what] += 1
             self._news.notify_all()
 
     def _note(self, fault: Reason, remedy: Reason = NOTHING) -> None:
@@ -272,92 +350,6 @@ class Remote:
     def _failed(self, error: BaseException) -> Reason:
         """An error, without an address or credentials."""
         return of("remote_failed", error=told(error, self._secrets))
-
-    # --- the pool ---------------------------------------------------------------------------------
-
-    def _list(self, target: str) -> None:
-        """Fetch what lies below a target and is not here, or is waited for; the latter first."""
-        files: list[str] = []
-        is_told = SCHEMES[self.scheme].lists
-        try:
-            if not self._store.is_full:
-                for fingerprint in self._signer.readable:
-                    files += self.open().names(f"{fingerprint}/{target}")
-            self._answered = True
-        except Exception as error:  # whatever a library raises
-            if not _is_denied(error):
-                self.fail(error)
-                return
-            if is_told:
-                self._note(self._failed(error))
-            is_told = False
-        keys = {file: key_of(Path(file)) for file in files}
-        absent = [f"{target}/{f}" for f, key in keys.items() if key and not self._store.find(key)]
-        with self._news:
-            wanted = {name for name in self._waiting if name.startswith(f"{target}/")}
-            missing = wanted.difference(absent) if is_told else set()
-            for name in missing:
-                self._is_due(name)
-            first = sorted(wanted - missing)
-            new = [n for n in dict.fromkeys([*first, *absent]) if n not in self._coming]
-            self._coming.update(new)
-            self._end([target])
-        for name in new:
-            self.pool.put(partial(self._get, name))
-        self._tell(missing)
-
-    def _get(self, name: str) -> None:
-        if name not in self._coming:  # the remote has failed meanwhile
-            return
-        try:
-            self._take(name)
-            self._answered = True
-        except Exception as error:  # whatever a library raises
-            self.fail(error)
-        with self._news:
-            self._end([name])
-        self._tell([name])
-
-    def _take(self, name: str) -> bool:
-        """Have a graph in the store, below whichever key's name it lies."""
-        return any(self._take_in(fingerprint, name) for fingerprint in self._signer.readable)
-
-    def _take_in(self, fingerprint: str, name: str) -> bool:
-        file = name.rpartition("/")[2]
-        with private_folder(self._store.spool) as folder:
-            try:
-                self.open().fetch(f"{fingerprint}/{name}", folder / file, MOST_BYTES)
-                self._store.take_in(folder / file)
-            except FileNotFoundError:
-                return False
-            except PermissionError as error:  # S3 says so of what is missing, too
-                self._note(self._failed(error))
-                return False
-            except GraphFileError as error:
-                with self._news:
-                    self.counts["refused"] += 1
-                if self.counts["refused"] <= SAID:
-                    self._note(refused(file, error))
-                return False
-        with self._news:
-            self.counts["found"] += 1
-        return True
-
-    def _put(self, path: Path, key: str, target: str) -> None:
-        count = "unsent"
-        try:
-            name = f"{self._signer.fingerprint}/{target}/{file_name(key)}"
-            self.open().write(name, path.read_bytes())
-            count = "sent"
-        except Exception as error:  # whatever a library raises; reads go on in any case
-            self.writes &= not _is_denied(error)
-            self._note(of("remote_unsent", error=told(error, self._secrets)))
-        with self._news:
-            self.counts[count] += 1
-            tasks = self._sending.pop(key)
-            self._news.notify_all()
-        for task in tasks:
-            task()
 
 
 def _is_denied(error: BaseException) -> bool:

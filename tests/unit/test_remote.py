@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -73,6 +74,20 @@ def test_who_looks_for_a_graph_while_all_come_is_told_when_it_is_there(
     assert second.look([*KEYS, key_number(99)]) == 9
     assert second.has(KEYS) == [True] * 8
     assert second.remote.counts == {"found": 8} and not second.faults
+
+
+def test_a_local_file_that_nobody_trusts_keeps_no_good_one_from_coming(
+    tmp_path: Path, url: str, machines: list[Machine]
+) -> None:
+    _, second = two(tmp_path, url, machines)
+    stranger = Machine(tmp_path / "stranger", url)
+    machines.append(stranger)
+    second.store.root.mkdir(parents=True)
+    for key in KEYS[:2]:
+        shutil.copy2(put(stranger.store, key), second.store.root)
+    assert second.look(KEYS[:1]) == 1 and second.has(KEYS[:1]) == [True]
+    second.mirror()
+    assert second.has(KEYS) == [True] * 8
 
 
 def test_what_was_made_for_another_target_does_not_come(
@@ -171,7 +186,7 @@ def test_a_place_that_takes_no_files_is_still_read(
     def denied(name: str, data: bytes) -> None:
         raise PermissionError("403: https://user:secret@there/bucket says no")
 
-    monkeypatch.setattr(second.remote.open(), "write", denied)
+    monkeypatch.setattr(second.remote.place, "write", denied)
     put(second.store, key_number(50))
     second.push([key_number(50)])
     assert second.remote.report()["mode"] == "read" and not second.remote.is_resting
@@ -188,7 +203,7 @@ def test_a_remote_that_hangs_costs_the_patience_once_and_its_late_answers_still_
     two(tmp_path, url, machines)
     slow = Machine(tmp_path / "slow", url, key_of=tmp_path / "first", patience_s=1.0)
     machines.append(slow)
-    place, goes_on = slow.remote.open(), threading.Event()
+    place, goes_on = slow.remote.place, threading.Event()
     fetch = type(place).fetch
 
     def hang(*arguments: object) -> None:
@@ -295,7 +310,7 @@ def test_what_may_not_be_read_counts_as_missing_and_is_told_once(
     def denied(*_: object) -> None:
         raise PermissionError("Access Denied")
 
-    monkeypatch.setattr(second.remote.open(), "fetch", denied)
+    monkeypatch.setattr(second.remote.place, "fetch", denied)
     assert second.look(KEYS) == 8 and not second.remote.is_resting
     assert len(second.faults) == 1 and "PermissionError: Access Denied" in second.faults[0]
 
@@ -308,7 +323,7 @@ def test_where_nothing_may_be_listed_each_graph_is_asked_for_by_its_name(
     def denied(_: str) -> list[str]:
         raise PermissionError("Access Denied")
 
-    monkeypatch.setattr(second.remote.open(), "names", denied)
+    monkeypatch.setattr(second.remote.place, "names", denied)
     second.remote.mirror(TARGET)
     assert second.look(KEYS[:2]) == 2 and second.has(KEYS[:3]) == [True, True, False]
     assert second.look(KEYS[2:]) == 6 and all(second.has(KEYS))

@@ -116,7 +116,7 @@ def test_a_claim_that_is_old_or_makes_no_sense_is_taken_over(
     machines: Callable[..., Claiming], text: str
 ) -> None:
     one, other = machines(), machines()
-    place = one.remote.open()
+    place = one.remote.place
     name = f"{one.signer.fingerprint}/{KEY}.claim"
     place.create(name, text.format(time.time() - 301).encode())
     assert other.claim() and other.remote.counts["taken over"] == 1
@@ -140,7 +140,7 @@ def test_a_remote_that_hangs_costs_the_patience(
     machines: Callable[..., Claiming], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = machines(patience_s=0.5)
-    monkeypatch.setattr(machine.remote.open(), "create", lambda *_: threading.Event().wait())
+    monkeypatch.setattr(machine.remote.place, "create", lambda *_: threading.Event().wait())
     begun = time.monotonic()
     assert machine.claim(within=10)
     assert 0.4 < time.monotonic() - begun < 5.0 and machine.remote.is_resting
@@ -154,7 +154,7 @@ def test_a_place_that_knows_no_claims_keeps_nobody_from_building(
     def unknown(name: str, data: bytes) -> None:
         raise NotImplementedError("IfNoneMatch")
 
-    monkeypatch.setattr(machine.remote.open(), "create", unknown)
+    monkeypatch.setattr(machine.remote.place, "create", unknown)
     assert machine.claim() and not machine.remote.is_resting
     assert machine.claim(key_number(2))
 
@@ -199,7 +199,7 @@ def test_a_claim_whose_answer_was_lost_is_known_as_ones_own(
     machines: Callable[..., Claiming], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = machines()
-    place = machine.remote.open()
+    place = machine.remote.place
     create = place.create
 
     def lost(name: str, data: bytes) -> None:
@@ -220,7 +220,7 @@ def test_a_claim_that_could_not_be_made_keeps_no_later_one_from_being_made(
     machines: Callable[..., Claiming], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = machines()
-    place = machine.remote.open()
+    place = machine.remote.place
     with monkeypatch.context() as patched:
         patched.setattr(place, "create", lambda *_: 1 / 0)
         assert machine.claim()
@@ -234,6 +234,6 @@ def test_who_does_not_reach_the_place_any_more_builds(
 ) -> None:
     one, other = machines(), machines()
     assert one.claim() and not other.take()
-    monkeypatch.setattr(other.remote.open(), "fetch", lambda *_: 1 / 0)
+    monkeypatch.setattr(other.remote.place, "fetch", lambda *_: 1 / 0)
     assert other.told.wait(PATIENCE_S) and other.take()
     assert other.remote.is_resting and len(other.faults) == 1

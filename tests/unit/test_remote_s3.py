@@ -184,7 +184,7 @@ def test_who_may_not_write_goes_on_reading(
 
     first = filled(bucket, make)
     second = make(bucket.url, bucket.options)
-    place: Any = second.remote.open()
+    place: Any = second.remote.place
 
     async def denied(method: str, *arguments: Any, **named: Any) -> Any:
         if method == "put_object":
