@@ -1,5 +1,5 @@
-"""A store that machines share: the local one mirrors what it has of a target when the server
-starts, and what is built here is sent there.
+"""A store that machines share: the local one mirrors what it has of a target at the engine's start,
+and what is built here is sent there.
 
     URL/FINGERPRINT/TARGET/KEY.safetensors    a graph, below the key that signed it and its target
     URL/FINGERPRINT/KEY.claim                 who builds it (`claims`)
@@ -145,7 +145,8 @@ class Remote:
             tell(answer)
 
         clock = threading.Timer(self._settings.patience_s, give_up)
-        clock.name, clock.daemon = "warmgraph-remote-clock", True
+        clock.name = "warmgraph-remote-clock"
+        clock.daemon = True
         clock.start()
         self._pool.put(run)
 
