@@ -177,10 +177,12 @@ class Remote:
             self._looking += 1
 
         def tell(_: bool | None) -> None:
-            then()
-            with self._news:  # only now: who settles relies on what `then` began
-                self._looking -= 1
-                self._news.notify_all()
+            try:
+                then()
+            finally:  # only now: who settles relies on what `then` began
+                with self._news:
+                    self._looking -= 1
+                    self._news.notify_all()
 
         self.ask(partial(self._look, key, target), tell)
         return True
