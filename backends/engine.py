@@ -12,6 +12,7 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,20 @@ from .attaching.objects import Objects
 from .building.farm import make_builder
 from .building.pacing import room_for_workers
 from .choices.choices import Choices
-from .contract import CallForm, WhenMissing
+from .compilers.registry import resolve_backend
+from .contract import AUTO, CallForm, WhenMissing
 from .cuda_graphs.memory import CapturedMemory
 from .debugging import OFF, Debugging
 from .device import gpu
 from .errors import RequirementError, StrictError
 from .events import Event, Events
 from .fleet.fleet import Fleet
+from .fleet.remote import Remote
 from .graphs.compiled_graph import CompiledGraph, State
 from .graphs.learned_models import LearnedModels
 from .graphs.library import Graphs
 from .host_api import present
-from .host_api.memory import spare_vram, total_vram
+from .host_api.memory import default_device, spare_vram, total_vram
 from .host_api.needs import Feature
 from .host_api.process import host_arguments
 from .reasons import joined, of
@@ -51,6 +54,7 @@ from .sessions import warm_up
 from .sessions.cache_reports import cache_reports
 from .sessions.eager_times import EagerTimes
 from .sessions.history import History
+from .sessions.inventory import targets_here
 from .sessions.overview import Overview
 from .sessions.prompts import Progress, Prompts
 from .sessions.report import model_report, strict_problem
@@ -63,6 +67,7 @@ from .storing import folders
 from .storing.comparisons import Comparisons
 from .storing.paths import Paths
 from .storing.records import Records
+from .target.target import target_name
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +132,8 @@ class Engine:
             self._store, self._builder, claims, self._events, dump=debugging.dump, remote=remote
         )
         self._graphs.when_loaded(claims.sweep)
+        if remote is not None:
+            self._graphs.when_loaded(partial(_mirror, remote))
         self._captured = CapturedMemory(
             lambda device: int(total_vram(device) * settings.captured_vram_share)
         )
@@ -481,3 +488,10 @@ class Engine:
         for session in self._sessions.values():
             if (finished := session.finished_line()) is not None:
                 logger.info("Warmgraph: %s", finished)
+
+
+def _mirror(remote: Remote) -> None:
+    """Have what machines share for this one's cards in the store, before a model asks for it."""
+    device = default_device().type
+    for target in targets_here(device, resolve_backend(AUTO, device).backend.name):
+        remote.mirror(target_name(target))

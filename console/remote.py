@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import queue
+import re
+import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from warmgraph_backends.compilers.installed import installed_target
+from warmgraph_backends.compilers.registry import COMPILERS
+from warmgraph_backends.device.kinds import GPU_TYPES
 from warmgraph_backends.errors import GraphFileError
-from warmgraph_backends.fleet.crew import Crew
 from warmgraph_backends.fleet.keys import signer_for
-from warmgraph_backends.fleet.place import Place, open_place, private_folder
-from warmgraph_backends.fleet.remote import MOST_BYTES, refused
+from warmgraph_backends.fleet.place import Place, TooLargeError, open_place, private_folder
+from warmgraph_backends.fleet.remote import MOST_BYTES, Remote, refused
 from warmgraph_backends.fleet.schemes import (
     SCHEMES,
     missing_package,
@@ -29,15 +31,16 @@ from warmgraph_backends.fleet.schemes import (
 )
 from warmgraph_backends.fleet.settings import FILE, WRITE, FleetSettings, read_settings
 from warmgraph_backends.reasons import of
-from warmgraph_backends.storing.graph_file import key_of, read_graph, read_header
+from warmgraph_backends.storing.graph_file import RefusedFileError, key_of, read_graph, read_header
 from warmgraph_backends.storing.manifest import Manifest
 from warmgraph_backends.storing.signing import Signer
 from warmgraph_backends.storing.store import Store
-from warmgraph_backends.target.target import explain_region, explain_target
+from warmgraph_backends.target.target import explain_region, explain_target, target_name
 
 from .output import say, stop
 
-_FINGERPRINT_DIGITS = 8
+_FINGERPRINT = re.compile(r"[0-9a-f]{8}")
+_TARGET = re.compile(r"[0-9a-f]{16}")
 _TRIAL = "warmgraph.trial"
 _SHOWN = 12
 T = TypeVar("T")
@@ -72,6 +75,13 @@ def machine(private: Path, root: Path, url: str | None) -> Here | int:
     return Here(settings, signer, store)
 
 
+def _remote(here: Here, **changes: str) -> Remote:
+    """The remote as a server has it, whose faults are said rather than logged."""
+    logging.getLogger(Remote.__module__).addHandler(logging.NullHandler())
+    settings = replace(here.settings, **changes)  # type: ignore[arg-type]
+    return Remote(settings, here.store, here.signer, on_fault=lambda fault: say(str(fault)))
+
+
 def push(here: Here) -> int:
     """Send every graph of the local store that this machine's key has signed and that is not there.
 
@@ -80,8 +90,8 @@ def push(here: Here) -> int:
     """
     if not SCHEMES[scheme_of(here.settings.remote)].writes:
         return stop(str(of("remote_only_read", scheme=scheme_of(here.settings.remote))))
-    fingerprint, calls = here.signer.fingerprint, _Calls(here.settings)
-    ours = []
+    fingerprint, asked = here.signer.fingerprint, _Asked(here.settings)
+    ours: dict[str, list[Path]] = {}
     for path, _ in here.store.graphs():
         try:
             header = read_header(path)
@@ -89,50 +99,47 @@ def push(here: Here) -> int:
             say(f"passed over: {error}")
             continue
         if header.data.get("signer") == fingerprint and header.is_signed(here.signer):
-            ours.append(path)
-    there = set(calls.one(calls.place.names, fingerprint))
-    new = [path for path in ours if path.name not in there]
-
-    def send(path: Path) -> None:
-        calls.place.write(f"{fingerprint}/{path.name}", path.read_bytes())
-
-    outcomes = Counter(outcome is None for outcome in calls.many(send, new))
-    say(f"{outcomes[True]} sent, {len(ours) - len(new)} were there, {outcomes[False]} not sent")
-    return 1 if outcomes[False] else 0
+            ours.setdefault(target_name(header.data["target"]), []).append(path)
+    remote = _remote(here, mode=WRITE)
+    were_there = new = 0
+    for target, paths in ours.items():
+        there = set(asked.names(f"{fingerprint}/{target}"))
+        for path in paths:
+            if path.name in there:
+                were_there += 1
+            else:
+                new += 1
+                remote.push(path, path.name.partition(".")[0], target)
+    remote.finish()
+    sent = remote.counts["sent"]
+    say(f"{sent} sent, {were_there} were there, {new - sent} not sent")
+    return 1 if sent < new else 0
 
 
 def pull(here: Here) -> int:
-    """Have what fits this machine in the local store.
+    """Have what fits this machine in the local store, as its server does when it starts.
 
     Returns:
         0 when all of that is there, 1 when a file was refused or could not be had.
     """
-    calls = _Calls(here.settings)
-    lists = [(name, calls.one(calls.place.names, name)) for name in here.signer.readable]
-    wanted = [
-        f"{fingerprint}/{name}"
-        for fingerprint, names in lists
-        for name in names
-        if (key := key_of(Path(name))) is not None and here.store.find(key) is None
-    ]
-    counts: Counter[str] = Counter()
+    targets, others, asked = _targets(), 0, _Asked(here.settings)
+    for fingerprint in here.signer.readable:
+        for name in asked.targets(fingerprint):
+            others += 0 if name in targets else len(asked.graphs(fingerprint, name))
+    remote = _remote(here)
+    for target in targets:
+        remote.mirror(target)
+    if not remote.finish() or remote.is_resting:
+        return stop("it does not answer any more")
+    counts = remote.counts
+    say(f"{counts['found']} taken, {others} do not fit this machine, {counts['refused']} refused")
+    return 1 if counts["refused"] else 0
 
-    def fetch(name: str) -> str:
-        with private_folder(here.store.spool) as folder:
-            draft = _fetched(calls.place, name, folder)
-            manifest = read_graph(draft, here.signer).manifest
-            if _differs(manifest):
-                return "does not fit"
-            here.store.take_in(draft)
-            return "taken"
 
-    for outcome in calls.many(fetch, wanted):
-        counts[outcome or "failed"] += 1
-    say(
-        f"{counts['taken']} taken, {counts['does not fit']} do not fit this machine, "
-        f"{counts['failed']} refused"
-    )
-    return 1 if counts["failed"] else 0
+def _targets() -> set[str]:
+    """The names of this machine's targets, as installed files tell."""
+    found = (installed_target(d, each.name) for d in ("cpu", *GPU_TYPES) for each in COMPILERS)
+    return {target_name(target) for target in found if target is not None}
 
 
 def check_remote(here: Here) -> int:
@@ -141,29 +148,25 @@ def check_remote(here: Here) -> int:
     Returns:
         0 when all is well, 1 when something is to be done.
     """
-    settings, calls = here.settings, _Calls(here.settings)
+    settings, asked = here.settings, _Asked(here.settings)
     say(f"remote: {redacted(settings.remote)}, mode {settings.mode}, {settings.patience_s:g} s")
     begun = time.perf_counter()
-    folders = [
-        name
-        for name in calls.one(calls.place.names, "")
-        if len(name) == _FINGERPRINT_DIGITS and not set(name) - set("0123456789abcdef")
-    ]
+    folders = [name for name in asked.names("") if _FINGERPRINT.fullmatch(name)]
     say(f"read in {time.perf_counter() - begun:.2f} s: compiled graphs of {len(folders)} keys")
     if not folders and scheme_of(settings.remote) in ("http", "https"):
         say("a web server that lists no files is asked for each by its name, by a server only")
-    bad = not _can_write(here, calls)
+    bad = not _can_write(here, asked)
     keys, local = here.signer.keyring.keys, list(_local(here))
     for fingerprint in here.signer.readable:
         name = keys[fingerprint].name if fingerprint in keys else "this machine's own"
-        bad |= not _look_at(here, calls, fingerprint, f"{name} ({fingerprint})", local)
+        bad |= not _look_at(here, asked, fingerprint, f"{name} ({fingerprint})", local)
     others = [name for name in folders if name not in here.signer.readable]
     if others:
         say(f"signed with keys that are not trusted here: {', '.join(others[:_SHOWN])}")
     return 1 if bad else 0
 
 
-def _can_write(here: Here, calls: _Calls) -> bool:
+def _can_write(here: Here, asked: _Asked) -> bool:
     """Write a trial file and remove it, where this machine is to write."""
     if here.settings.mode != WRITE:
         return True
@@ -171,8 +174,8 @@ def _can_write(here: Here, calls: _Calls) -> bool:
         say(f"TO DO: {of('remote_only_read', scheme=scheme_of(here.settings.remote))}")
         return False
     try:
-        calls.one(calls.place.write, _TRIAL, b"written by check-remote\n")
-        calls.one(calls.place.remove, _TRIAL)
+        asked(asked.place.write, _TRIAL, b"written by check-remote\n")
+        asked(asked.place.remove, _TRIAL)
     except GraphFileError as error:
         say(f"TO DO: it cannot be written: {error}")
         return False
@@ -180,29 +183,31 @@ def _can_write(here: Here, calls: _Calls) -> bool:
     return True
 
 
-def _look_at(here: Here, calls: _Calls, fingerprint: str, name: str, local: list[Manifest]) -> bool:
+def _look_at(here: Here, asked: _Asked, fingerprint: str, name: str, local: list[Manifest]) -> bool:
     """Say what lies below a key's name; False where a file is refused."""
-    files = [f for f in calls.one(calls.place.names, fingerprint) if key_of(Path(f)) is not None]
-
-    def read(file: str) -> Manifest:
-        with private_folder(here.store.spool) as folder:
-            draft = _fetched(calls.place, f"{fingerprint}/{file}", folder)
-            return read_graph(draft, here.signer).manifest
-
-    found = list(calls.many(read, files))
-    manifests = [each for each in found if each is not None]
+    manifests, files = [], 0
+    for target in asked.targets(fingerprint):
+        for file in asked.graphs(fingerprint, target):
+            files += 1
+            with private_folder(here.store.spool) as folder:
+                draft = folder / file
+                try:
+                    asked(asked.place.fetch, f"{fingerprint}/{target}/{file}", draft, MOST_BYTES)
+                    manifests.append(read_graph(draft, here.signer).manifest)
+                except (RefusedFileError, TooLargeError) as error:
+                    say(str(refused(file, error)))
     unfit: Counter[str] = Counter()
     for manifest in manifests:
         if lines := _differs(manifest) or _other_region(manifest, local):
             unfit[f"{manifest.kind}: {lines[0]}"] += 1
     here_too = sum(here.store.find(manifest.key) is not None for manifest in manifests)
     say(
-        f"{name}: {len(files)} files, {len(manifests) - sum(unfit.values())} fit this machine, "
+        f"{name}: {files} files, {len(manifests) - sum(unfit.values())} fit this machine, "
         f"{here_too} are here"
     )
     for line, count in unfit.most_common(_SHOWN):
         say(f"  {count} x {line}")
-    return len(manifests) == len(found)
+    return len(manifests) == files
 
 
 def _local(here: Here) -> Iterator[Manifest]:
@@ -230,66 +235,49 @@ def _other_region(manifest: Manifest, local: Iterable[Manifest]) -> list[str]:
     return min((list(map(str, explain_region(manifest, each))) for each in alike), key=len)
 
 
-def _fetched(place: Place, name: str, folder: Path) -> Path:
-    draft = folder / name.rpartition("/")[2]
-    place.fetch(name, draft, MOST_BYTES)
-    return draft
-
-
-class _Calls:
-    """Calls of a place that may hang, each for as long as patience lasts."""
+class _Asked:
+    """The place, each call for as long as patience lasts."""
 
     def __init__(self, settings: FleetSettings) -> None:
         self._settings = settings
-        self._secrets = secrets_of(settings.remote, settings.options)
-        self._crew = Crew()
-        weakref.finalize(self, self._crew.close)
-        self.place: Place = self.one(open_place, settings.remote, settings.options)
+        self.place: Place = self(open_place, settings.remote, settings.options)
 
-    def one(self, call: Callable[..., T], *arguments: Any) -> T:
+    def __call__(self, call: Callable[..., T], *arguments: Any) -> T:
         """Call something.
 
         Raises:
             GraphFileError: it failed or took too long.
         """
-        ((_, value, error),) = self._called([partial(call, *arguments)])
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                answers.put((call(*arguments), None))
+            except Exception as error:  # whatever a library raises
+                answers.put((None, error))
+
+        threading.Thread(target=run, name="warmgraph-remote", daemon=True).start()
+        patience_s = self._settings.patience_s
+        try:
+            value, error = answers.get(timeout=patience_s)
+        except queue.Empty:
+            raise GraphFileError(of("remote_late", seconds=f"{patience_s:g}")) from None
+        if isinstance(error, GraphFileError):
+            raise error
         if error is not None:
-            raise self._words(error)
+            secrets = secrets_of(self._settings.remote, self._settings.options)
+            raise GraphFileError(of("remote_failed", error=told(error, secrets)))
         return value  # type: ignore[no-any-return]
 
-    def many(self, call: Callable[[str | Path], T], names: Iterable[Any]) -> Iterator[T | None]:
-        """Call something for each name at once, and say what failed; None in its place.
+    def names(self, folder: str) -> list[str]:
+        """What is in a folder."""
+        return self(self.place.names, folder)
 
-        Raises:
-            GraphFileError: nothing comes any more.
-        """
-        names = list(names)
-        for at, value, error in self._called([partial(call, name) for name in names]):
-            if error is not None:
-                name = str(names[at]).rpartition("/")[2]
-                ours = isinstance(error, GraphFileError)
-                say(str(refused(name, error)) if ours else f"{name}: {self._words(error)}")
-            yield None if error is not None else value
+    def targets(self, fingerprint: str) -> list[str]:
+        """The names of targets below a key's."""
+        return [name for name in self.names(fingerprint) if _TARGET.fullmatch(name)]
 
-    def _called(
-        self, calls: list[Callable[[], Any]]
-    ) -> Iterator[tuple[int, Any, BaseException | None]]:
-        done: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
-
-        def run(at: int, call: Callable[[], Any]) -> None:
-            try:
-                done.put((at, call(), None))
-            except Exception as error:  # whatever a library raises
-                done.put((at, None, error))
-
-        for at, call in enumerate(calls):
-            self._crew.put(partial(run, at, call))
-        for _ in calls:
-            try:
-                yield done.get(timeout=self._settings.patience_s)
-            except queue.Empty:
-                late = of("remote_late", seconds=f"{self._settings.patience_s:g}")
-                raise GraphFileError(late) from None
-
-    def _words(self, error: BaseException) -> GraphFileError:
-        return GraphFileError(of("remote_failed", error=told(error, self._secrets)))
+    def graphs(self, fingerprint: str, target: str) -> list[str]:
+        """The names of files below a target's."""
+        names = self.names(f"{fingerprint}/{target}")
+        return [name for name in names if key_of(Path(name)) is not None]

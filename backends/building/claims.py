@@ -32,12 +32,14 @@ logger = logging.getLogger(__name__)
 BY_ANOTHER_SERVER = of("compiled_elsewhere")
 POLL_S = 0.5
 _NAME = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{8}\.claim")
+#: What is raised where there can be no lock: a folder in its place, a file system without them.
+_NO_LOCKS = (OSError, NotImplementedError)
 
 
-@dataclass
-class _Waiting:
-    """A key that another server builds: since when this one waits, by the monotonic clock, and what
-    to do then; None once that was done.
+@dataclass(eq=False)
+class Waiting:
+    """A graph that is waited for: since when, by the monotonic clock, and what to do then; None
+    once that was done.
     """
 
     since: float
@@ -65,24 +67,24 @@ class Claims:
         self._news = threading.Condition()
         # Guarded by the lock of `_news`.
         self._held: dict[str, BaseFileLock] = {}
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, Waiting] = {}
         self._thread: threading.Thread | None = None
-        self._closed = False
         self._closing = threading.Event()
         self._warned = False
 
-    def take(self, key: str, then: Callable[[], object]) -> bool:
+    def take(self, key: str, then: Callable[[], object], target: str = "") -> bool:
         """Say whether to build a graph now.
 
         Args:
             key: the graph's key.
             then: called once if not: look for the file, and ask again if there is none.
+            target: the name of the graph's target, for who shares more than a store.
 
         Returns:
             True: it is this server's to build, and to `release`. False: another server builds it.
         """
         with self._news:
-            if self._closed or key in self._held or self._is_impatient(key):
+            if self._closing.is_set() or key in self._held or self._is_impatient(key):
                 return True
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -94,13 +96,13 @@ class Claims:
                         "Warmgraph: graphs are built whatever other servers build: %s", error
                     )
                 return True
-            if lock is None:
-                self._waiting.setdefault(key, _Waiting(time.monotonic())).then = then
-                self._watch()
-                return False
-            self._waiting.pop(key, None)
-            self._held[key] = lock
-            return True
+            if lock is not None:
+                self._waiting.pop(key, None)
+                self._held[key] = lock
+                return True
+            self._waiting.setdefault(key, Waiting(time.monotonic())).then = then
+            self._watch()
+            return False
 
     def release(self, key: str) -> None:
         """Let a graph go: its file is there, or its build has failed. Nothing if it is not held."""
@@ -115,15 +117,12 @@ class Claims:
         with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
                 if _NAME.fullmatch(entry.name):
-                    with contextlib.suppress(*_NO_LOCKS):
-                        if (lock := _lock(Path(entry.path))) is not None:
-                            _remove(lock)
+                    self._is_unlocked(Path(entry.path))
 
     def close(self) -> None:
         """Release everything; nothing that was waited for is told any more."""
         self._closing.set()
         with self._news:
-            self._closed = True
             held = list(self._held)
             self._waiting.clear()
             self._news.notify_all()
@@ -146,11 +145,9 @@ class Claims:
         )
         return True
 
-    # The thread that looks at the others' claims.
-
     def _watch(self) -> None:
-        """Have the thread run (under the lock)."""
-        if self._thread is None and not self._closed:
+        """Have the thread run that looks at the others' claims (under the lock)."""
+        if self._thread is None:
             self._thread = threading.Thread(
                 target=self._keep_watch, name="warmgraph-claims", daemon=True
             )
@@ -160,38 +157,38 @@ class Claims:
     def _keep_watch(self) -> None:
         while not self._closing.wait(POLL_S):
             with self._news:
-                while not (self._waiting or self._closed):
+                while not (self._waiting or self._closing.is_set()):
                     self._news.wait()
-                waiting = {k: each.since for k, each in self._waiting.items() if each.then}
-            for key, since in waiting.items():
+                waiting = {key: each for key, each in self._waiting.items() if each.then}
+            for key, each in waiting.items():
                 try:
-                    if time.monotonic() - since >= self._patience_s() or self._is_free(key):
+                    late = time.monotonic() - each.since >= self._patience_s()
+                    if late or self._is_free(key, each):
                         self._tell(key)
                 except Exception:
                     logger.exception("Looking at the claims of other servers failed and goes on")
 
-    def _is_free(self, key: str) -> bool:
-        """Whether nobody builds a graph, or nobody can tell."""
+    def _is_free(self, key: str, waiting: Waiting) -> bool:
+        """Whether nobody builds a graph that is waited for, or nobody can tell."""
+        return self._is_unlocked(self._path(key))
+
+    def _is_unlocked(self, path: Path) -> bool:
+        """Whether no server holds a claim, whose file goes then, or nobody can tell."""
         try:
-            lock = _lock(self._path(key))
+            lock = _lock(path)
         except _NO_LOCKS:
             return True
-        if lock is None:
-            return False
-        _remove(lock)
-        return True
+        if lock is not None:
+            _remove(lock)
+        return lock is not None
 
     def _tell(self, key: str) -> None:
         with self._news:
             waiting = self._waiting.get(key)
-            if waiting is None or waiting.then is None or self._closed:
+            if waiting is None or waiting.then is None or self._closing.is_set():
                 return
             then, waiting.then = waiting.then, None  # how long it has waited stays known
         then()
-
-
-#: What is raised where there can be no lock: a folder in its place, a file system without them.
-_NO_LOCKS = (OSError, NotImplementedError)
 
 
 def _lock(path: Path) -> BaseFileLock | None:

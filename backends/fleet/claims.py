@@ -1,62 +1,50 @@
 """Claims in a remote store: of the machines that share one, one builds a graph.
 
-    URL/FINGERPRINT/KEY.claim        a token of who builds it, and how often that was renewed
+    URL/FINGERPRINT/KEY.claim        a token of who builds it, and since when
 
-They come after the claims of the local store, which is shared within a machine. As those, they are
-trusted for nothing but waiting: whoever waits too long, or cannot make one, builds. A claim is
-taken over once it was not renewed for a minute, by the clock of who waits. Who knows of another's
-claim builds once nothing was heard of it for two: a request that fails says nothing of it.
+They come after the claims of the local store, which is shared within a machine. Each look at one
+looks for the graph, too, so who is about to build has what another machine built meanwhile. As
+those of the local store, claims are trusted for nothing but waiting: whoever waits too long, or
+does not reach the place, builds, and one that is five minutes old counts for nothing.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ..building.claims import Claims
+from ..building.claims import Claims, Waiting
 from ..storing.manifest import is_key
 from ..storing.signing import Signer
-from .place import small
-from .remote import REST_S, Remote
+from .place import private_folder
+from .remote import Remote
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 2.0
-BEAT_S = 15.0
-STALE_S = 60.0
-
-
-@dataclass
-class _Held:
-    """A claim of ours."""
-
-    token: str = field(default_factory=partial(secrets.token_hex, 8))
-    beats: int = 0
-
-    def text(self) -> bytes:
-        return f"{self.token} {self.beats}\n".encode()
+AGE_S = 300.0
+#: Between two looks: a tenth of the time that it took so far, within these.
+LOOK_S, MOST_LOOK_S = 2.0, 15.0
+_MOST_BYTES = 200
 
 
 @dataclass(eq=False)
-class _Awaited:
-    """A graph that is to be claimed, or that another machine builds; by the monotonic clock."""
+class _Asked(Waiting):
+    """A graph that is to be built: when to ask again, by the monotonic clock; whether another
+    machine's claim was seen, whether there is nothing to wait for, and whether a claim is ours.
+    """
 
-    key: str
-    then: Callable[[], object]
-    since: float
-    ours: _Held = field(default_factory=_Held)
-    answered: bool = False
-    seen: bytes = b""
-    changed: float = 0.0
-    looks_at: float = 0.0
-    heard: float = 0.0
+    target: str = ""
+    again: float = 0.0
+    is_claimed: bool = False
+    is_over: bool = False
+    is_ours: bool = False
 
 
 class FleetClaims(Claims):
@@ -70,9 +58,8 @@ class FleetClaims(Claims):
         *,
         spool: Path,
         patience_s: Callable[[], float],
-        poll_s: float = POLL_S,
-        beat_s: float = BEAT_S,
-        stale_s: float = STALE_S,
+        look_s: float = LOOK_S,
+        age_s: float = AGE_S,
     ) -> None:
         """Set up; nothing is read or made.
 
@@ -80,189 +67,130 @@ class FleetClaims(Claims):
             folder, signer, patience_s: see `Claims`.
             remote: where claims of machines lie.
             spool: in the private folder, for what is read.
-            poll_s, beat_s, stale_s: seconds between looks, renewals, and until one is taken over.
+            look_s: seconds between two looks, at least.
+            age_s: seconds after which a claim counts for nothing.
         """
         super().__init__(folder, signer, patience_s=patience_s)
         self._remote, self._spool = remote, spool
-        self._key, self._limit_s = signer, patience_s
-        self._poll_s, self._beat_s, self._stale_s = poll_s, beat_s, stale_s
-        self._remote_news = threading.Condition()
-        # Guarded by the lock of `_remote_news`.
-        self._awaited: dict[str, _Awaited] = {}
-        self._claimed: dict[str, _Held] = {}
-        self._given_up: set[str] = set()
-        self._minder: threading.Thread | None = None
-        self._ended = False
-        self._unclaimed_until = 0.0
+        self._look_s, self._age_s = look_s, age_s
+        self._token = secrets.token_hex(8)
+        self._asked: dict[str, _Asked] = {}  # guarded by the lock of `_news`
+        self._can_claim = True
 
-    def take(self, key: str, then: Callable[[], object]) -> bool:
+    def take(self, key: str, then: Callable[[], object], target: str = "") -> bool:
         """See `Claims`; False also while the remote store is asked."""
-        if not super().take(key, then):
+        if not super().take(key, then, target):
             return False
-        now = time.monotonic()
-        alone = not self._remote.writes or now < self._unclaimed_until
-        with self._remote_news:
-            if key in self._given_up:
-                self._given_up.discard(key)
+        with self._news:
+            now = time.monotonic()
+            asked = self._asked.setdefault(key, _Asked(now, target=target))
+            waited = now - asked.since
+            if asked.is_over or self._remote.is_resting or waited >= self._patience_s():
                 return True
-            if alone or key in self._claimed or self._ended:
-                return True
-            awaited = self._awaited.setdefault(key, _Awaited(key, then, now, changed=now))
-            awaited.then = then
-            self._mind()
-            self._remote_news.notify_all()
-        self._remote.crew.put(partial(self._ask, awaited))
+            asked.then = then
+            if key not in self._waiting:
+                self._waiting[key] = asked
+                self._watch()
+                self._ask(key, asked)
         return False
 
     def release(self, key: str) -> None:
         """See `Claims`; the remote claim goes once the graph is sent."""
         super().release(key)
-        with self._remote_news:
-            self._awaited.pop(key, None)
-            self._given_up.discard(key)
-            held = self._claimed.pop(key, None)
-        if held is not None:
-            self._remote.after_push(key, partial(self._remove, key, held))
+        with self._news:
+            asked = self._asked.pop(key, None)
+        if asked is not None and asked.is_ours:
+            self._remote.after_push(key, partial(self._remove, key))
 
     def close(self) -> None:
         """See `Claims`."""
-        with self._remote_news:
-            self._ended = True
-            held = list(self._claimed)
-            self._awaited.clear()
-            self._remote_news.notify_all()
-        for key in held:
-            self.release(key)
-        self._remote.close()
         super().close()
+        self._remote.close()
 
-    # --- in the remote's threads ------------------------------------------------------------------
+    def _is_free(self, key: str, waiting: Waiting) -> bool:
+        """See `Claims`; looks again at a remote claim where it is time to."""
+        if not isinstance(waiting, _Asked):
+            return super()._is_free(key, waiting)
+        if not waiting.is_over and waiting.again <= time.monotonic():
+            self._ask(key, waiting)
+        return waiting.is_over
+
+    def _ask(self, key: str, asked: _Asked) -> None:
+        asked.again = math.inf
+        self._remote.ask(partial(self._claim, key, asked), partial(self._go_on, key, asked))
+
+    def _go_on(self, key: str, asked: _Asked, may_build: bool | None) -> None:
+        asked.is_over = may_build is not False  # who does not reach the place builds
+        now = time.monotonic()
+        asked.again = now + min(max(self._look_s, (now - asked.since) / 10), MOST_LOOK_S)
+        if asked.is_over:
+            self._tell(key)
+
+    # --- in the remote's pool ---------------------------------------------------------------------
+
+    def _claim(self, key: str, asked: _Asked) -> bool:
+        may_build = self._may_build(key, asked)
+        with self._news:
+            is_wanted = self._asked.get(key) is asked
+        if asked.is_ours and not is_wanted:  # released meanwhile
+            self._remove(key)
+        return may_build
+
+    def _may_build(self, key: str, asked: _Asked) -> bool:
+        """Claim a graph, and have it if it is there; False while another machine builds it."""
+        if not (self._remote.writes and self._can_claim):
+            self._remote.take(key, asked.target)
+            return True
+        if asked.is_claimed and self._remote.take(key, asked.target):
+            return True
+        if asked.is_claimed and (holder := self._holder(key)) is not None:
+            if not self._is_void(holder):
+                return False
+            if not holder.startswith(self._token):
+                self._remote.counts["taken over"] += 1
+                self._remote.place.write(self._name(key), self._text())
+        elif not self._create(key):
+            asked.is_claimed = True
+            return False
+        asked.is_ours = self._can_claim
+        self._remote.take(key, asked.target)  # it may have come before it was claimed
+        return True
+
+    def _create(self, key: str) -> bool:
+        """Make a claim that is not there, where the place can tell."""
+        try:
+            self._remote.place.create(self._name(key), self._text())
+        except FileExistsError:
+            return False
+        except (NotImplementedError, TypeError, PermissionError) as error:
+            self._can_claim = False
+            what = type(error).__name__
+            logger.info("Warmgraph: graphs are built whatever other machines build: %s", what)
+        return True
+
+    def _holder(self, key: str) -> str | None:
+        """Return what a claim says; None where there is none."""
+        with private_folder(self._spool) as folder, suppress(FileNotFoundError):
+            self._remote.place.fetch(self._name(key), folder / "claim", _MOST_BYTES)
+            return (folder / "claim").read_text("utf-8", "replace")
+        return None
+
+    def _is_void(self, claim: str) -> bool:
+        """Whether a claim is old, makes no sense, or is of this server: then the answer to its
+        creation was lost.
+        """
+        token, _, since = claim.partition(" ")
+        with suppress(ValueError):
+            return token == self._token or not abs(time.time() - float(since)) < self._age_s
+        return True
+
+    def _remove(self, key: str) -> None:
+        with suppress(Exception):  # whatever a library raises: it grows old
+            self._remote.place.remove(self._name(key))
+
+    def _text(self) -> bytes:
+        return f"{self._token} {time.time():.0f}".encode()
 
     def _name(self, key: str) -> str:
         assert is_key(key)
-        return f"{self._key.fingerprint}/{key}.claim"
-
-    def _ask(self, awaited: _Awaited) -> None:
-        """Create the claim, or learn that another machine has it."""
-        try:
-            self._remote.open().create(self._name(awaited.key), awaited.ours.text())
-        except FileExistsError:
-            awaited.answered, awaited.heard = True, time.monotonic()
-            return
-        except Exception as error:  # whatever a library raises
-            with self._remote_news:
-                said = self._unclaimed_until > 0
-                self._unclaimed_until = time.monotonic() + REST_S
-            if not said:
-                logger.info(
-                    "Warmgraph: graphs are built whatever other machines build: %s",
-                    self._remote.words(error),
-                )
-            self._resolve(awaited, None)
-            return
-        self._won(awaited)
-
-    def _won(self, awaited: _Awaited) -> None:
-        self._remote.forget(awaited.key)  # it may have come since it was looked for
-        if not self._resolve(awaited, awaited.ours):
-            self._remove(awaited.key, awaited.ours)
-
-    def _resolve(self, awaited: _Awaited, held: _Held | None, build: bool = True) -> bool:
-        """Tell who waits; False where nobody does any more."""
-        with self._remote_news:
-            if self._awaited.get(awaited.key) is not awaited:
-                return False
-            del self._awaited[awaited.key]
-            if held is not None:
-                self._claimed[awaited.key] = held
-            elif build:
-                self._given_up.add(awaited.key)
-        awaited.then()
-        return True
-
-    def _look_at(self, awaited: _Awaited) -> None:
-        """Look at another machine's claim; take it over if nobody renews it."""
-        place, name = self._remote.open(), self._name(awaited.key)
-        try:
-            seen = small(place, name, self._spool)
-        except FileNotFoundError:  # sent, or given up: look for the graph again
-            self._remote.forget(awaited.key)
-            self._resolve(awaited, None, build=False)
-            return
-        except Exception:  # whatever a library raises: it is looked at again
-            self._remote.counts["failed"] += 1
-            return
-        awaited.heard = now = time.monotonic()
-        awaited.looks_at = now + self._pace(now - awaited.since)
-        if seen == awaited.ours.text():  # created, and the answer was lost
-            self._won(awaited)
-        elif seen != awaited.seen:
-            awaited.seen, awaited.changed = seen, now
-        elif now - awaited.changed >= self._stale_s:
-            with suppress(Exception):  # another one was quicker
-                place.remove(name)
-            self._remote.counts["taken over"] += 1
-            awaited.answered = False
-            self._ask(awaited)
-
-    def _pace(self, waited: float) -> float:
-        """Seconds until the next look: a tenth of the time that it took so far, within bounds."""
-        return min(max(self._poll_s, waited / 10), self._beat_s)
-
-    def _renew(self, key: str, held: _Held) -> None:
-        with suppress(Exception):  # whatever a library raises: it is tried again
-            place, name = self._remote.open(), self._name(key)
-            if small(place, name, self._spool) != held.text():
-                with self._remote_news:  # taken over: this machine was away for long
-                    self._claimed.pop(key, None)
-                return
-            held.beats += 1
-            place.write(name, held.text())
-
-    def _remove(self, key: str, held: _Held) -> None:
-        with suppress(Exception):  # whatever a library raises: it will be taken over
-            place, name = self._remote.open(), self._name(key)
-            if small(place, name, self._spool) == held.text():
-                place.remove(name)
-
-    # --- the thread that renews, and looks --------------------------------------------------------
-
-    def _mind(self) -> None:
-        """Have it run (under the lock)."""
-        if self._minder is None:
-            self._minder = threading.Thread(
-                target=self._keep, name="warmgraph-remote-claims", daemon=True
-            )
-            self._minder.start()
-
-    def _keep(self) -> None:
-        beaten = time.monotonic()
-        while not self._ended:
-            with self._remote_news:
-                while not (self._claimed or self._awaited or self._ended):
-                    self._remote_news.wait()
-                self._remote_news.wait(self._poll_s)
-                waiting, held = list(self._awaited.values()), dict(self._claimed)
-            now = time.monotonic()
-            for awaited in waiting:
-                self._go_on(awaited, now)
-            if now - beaten >= self._beat_s:
-                beaten = now
-                for key, claim in held.items():
-                    self._remote.crew.put(partial(self._renew, key, claim))
-
-    def _go_on(self, awaited: _Awaited, now: float) -> None:
-        waited = now - awaited.since
-        unheard = awaited.answered and now - awaited.heard >= 2 * self._stale_s
-        if unheard or waited >= self._limit_s():
-            self._resolve(awaited, None)
-        elif awaited.answered:
-            if now < awaited.looks_at or self._remote.is_resting:
-                return
-            awaited.looks_at = now + self._beat_s  # unless it answers before
-            self._remote.crew.put(partial(self._look_at, awaited))
-        elif not self._remote.writes:
-            self._resolve(awaited, None)
-        elif waited >= self._remote.patience_s:
-            self._remote.rest_late()
-            self._resolve(awaited, None)
+        return f"{self._signer.fingerprint}/{key}.claim"

@@ -1,12 +1,13 @@
-"""A store that machines share, beside the local one: read where a graph is missing, written where
-one was built.
+"""A store that machines share: the local one mirrors what it has of a target at the engine's start,
+and what is built here is sent there.
 
-    URL/FINGERPRINT/KEY.safetensors      a graph, below the key that signed it
-    URL/FINGERPRINT/KEY.claim            who builds it (`claims`)
+    URL/FINGERPRINT/TARGET/KEY.safetensors    a graph, below the key that signed it and its target
+    URL/FINGERPRINT/KEY.claim                 who builds it (`claims`)
 
-Nothing in it is trusted: what comes is checked in the private folder as any file of the local store
-is, and then put there. Nobody waits for a batch of graphs longer than the patience. A remote that
-fails or is late is left alone for a minute. What comes late is put into the store all the same.
+What came there later is asked for by its name. Nothing in it is trusted: what comes is checked in
+the private folder as any file of the local store is, and then put there. Nobody waits longer than
+the patience; what comes later is kept all the same. A remote that fails, or does not answer in
+time, is left alone for a minute.
 """
 
 from __future__ import annotations
@@ -16,26 +17,25 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import GraphFileError
 from ..reasons import NOTHING, Reason, of, with_remedy
-from ..storing.graph_file import Fault, RefusedFileError, file_name
+from ..storing.graph_file import Fault, RefusedFileError, file_name, key_of
 from ..storing.manifest import MAX_PAYLOAD_BYTES
 from ..storing.signing import Signer
 from ..storing.store import Store
-from .crew import Crew
 from .place import Place, open_place, private_folder
+from .pool import DaemonPool
 from .schemes import SCHEMES, scheme_of, secrets_of, told
-from .settings import WRITE, FleetSettings
+from .settings import READ, WRITE, FleetSettings
 
 logger = logging.getLogger(__name__)
 
 REST_S = 60.0
-#: For how long a graph that is not there is not asked for again: at first, and at most. It doubles.
+#: Until a graph that is not there is asked for again: at first, and at most. It doubles.
 MISSED_S = 10.0
 MOST_MISSED_S = 300.0
 #: A whole file: the largest payload, and a header.
@@ -45,26 +45,9 @@ SAID = 8
 _DENIED = ("403", "401", "Forbidden", "AccessDenied", "Unauthorized")
 
 
-@dataclass(eq=False)
-class _Look:
-    """One graph that is looked for; times are of the monotonic clock."""
-
-    key: str
-    then: Callable[[], object]
-    started: float
-    is_told: bool = False
-
-
-class _Miss(NamedTuple):
-    """A graph that was not there: for how long it is not asked for, and until when."""
-
-    seconds: float
-    until: float
-
-
 class Remote:
-    """One place. `fetch` and `push` return at once, from any thread; threads of its own work, which
-    end with the process and hold nothing up.
+    """One place. Requests are made in a pool, whose threads end with the process and hold nothing
+    up; whoever waits for one is told when its time is over, too.
     """
 
     def __init__(
@@ -74,7 +57,6 @@ class Remote:
         signer: Signer,
         *,
         on_fault: Callable[[Reason], object] = lambda fault: None,
-        rest_s: float = REST_S,
         missed_s: float = MISSED_S,
     ) -> None:
         """Set up; nothing is opened and no thread starts.
@@ -83,77 +65,103 @@ class Remote:
             settings: where it is, and how it is used.
             store: what comes goes there.
             signer: below whose keys graphs lie.
-            on_fault: told once whenever it begins to be left alone.
-            rest_s: for how long it is left alone then.
-            missed_s: for how long a graph that is not there is not asked for again, at first.
+            on_fault: told once of each fault.
+            missed_s: seconds until a graph that is not there is asked for again, at first.
         """
         self._settings, self._store, self._signer = settings, store, signer
-        self._on_fault, self._rest_s, self._missed_s = on_fault, rest_s, missed_s
+        self._on_fault, self._missed_s = on_fault, missed_s
+        self.scheme = scheme_of(settings.remote)
+        #: Whether files may be sent there, as far as is known.
+        self.writes = settings.mode == WRITE and SCHEMES[self.scheme].writes
         self._secrets = secrets_of(settings.remote, settings.options)
-        self._opening = threading.Lock()
-        self._place: Place | None = None
-        self.crew = Crew()
+        self._pool = DaemonPool()
         self._news = threading.Condition()
-        # Guarded by the lock of `_news`.
-        self._looks: dict[str, _Look] = {}
-        self._missed: dict[str, _Miss] = {}
-        self._sending: dict[str, list[Callable[[], None]]] = {}
-        self._resting_until = 0.0
-        self._answered = 0.0
-        self._watched = False
+        # Guarded by the lock of `_news`: targets that are listed, keys that are fetched, what is
+        # sent and what is done then; how long a key is not asked for, and until when; when a target
+        # was listed, and what was there.
+        self._listing: set[str] = set()
+        self._coming: set[str] = set()
+        self._mirroring = self._looking = 0
+        self._sending: dict[str, list[Callable[[], object]]] = {}
+        self._missed: dict[str, tuple[float, float]] = {}
+        self._listed: dict[str, tuple[float, set[str]]] = {}
+        self._answered = self._rests_until = 0.0
         self._closed = False
-        self._writes = settings.mode == WRITE and SCHEMES[self.scheme].writes
-        self._no_push_until = 0.0
-        #: found, missing, refused, late, failed, denied, sent, unsent.
+        #: found, refused, failed, sent, unsent, taken over.
         self.counts: Counter[str] = Counter()
         #: What went wrong last; it may be well again.
         self.fault: Reason = NOTHING
 
-    # --- what it is like --------------------------------------------------------------------------
-
-    @property
-    def scheme(self) -> str:
-        """What its URL begins with: all of it that reports say."""
-        return scheme_of(self._settings.remote)
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds that a batch of graphs is waited for."""
-        return self._settings.patience_s
-
-    @property
-    def writes(self) -> bool:
-        """Whether anything may be sent there now."""
-        with self._news:
-            now = time.monotonic()
-            return self._writes and not self._closed and now >= self._resting_until
+    @cached_property
+    def place(self) -> Place:
+        """Where files lie; may take long the first time."""
+        return open_place(self._settings.remote, self._settings.options)
 
     @property
     def is_resting(self) -> bool:
         """Whether it is left alone now."""
-        with self._news:
-            return self._closed or time.monotonic() < self._resting_until
+        return self._closed or time.monotonic() < self._rests_until
 
     def report(self) -> dict[str, Any]:
         """Return what it is like as JSON-plain data, without its address."""
         with self._news:
             return {
                 "scheme": self.scheme,
-                "mode": WRITE if self._writes else "read",
-                "resting": time.monotonic() < self._resting_until,
-                "looking": len(self._looks),
+                "mode": WRITE if self.writes else READ,
+                "looking": self._looking,
                 "sending": len(self._sending),
                 "counts": dict(self.counts),
                 "fault": self.fault.to_plain() if self.fault else None,
             }
 
-    # --- what others ask --------------------------------------------------------------------------
+    # --- what others ask; each returns at once ----------------------------------------------------
 
-    def fetch(self, key: str, then: Callable[[], object]) -> bool:
+    def ask(self, task: Callable[[], bool], then: Callable[[bool | None], object]) -> None:
+        """Have something asked of the place.
+
+        Args:
+            task: asks it, and may hang or raise whatever the place's library does.
+            then: takes its answer; None where it failed, or nobody waits any longer.
+        """
+        begun, first = time.monotonic(), threading.Lock()
+
+        def tell(answer: bool | None) -> None:
+            if first.acquire(blocking=False) and not self._closed:
+                clock.cancel()
+                then(answer)
+
+        def give_up() -> None:
+            if self._answered < begun:  # else it is slow only
+                self.fail()
+            tell(None)
+
+        def run() -> None:
+            try:
+                answer = task()
+                self._answered = time.monotonic()
+            except Exception as error:  # whatever a library raises
+                self.fail(error)
+                answer = None
+            tell(answer)
+
+        clock = threading.Timer(self._settings.patience_s, give_up)
+        clock.name = "warmgraph-remote-clock"
+        clock.daemon = True
+        clock.start()
+        self._pool.put(run)
+
+    def mirror(self, target: str) -> None:
+        """Have in the store what lies below a target, as far as the place tells what does."""
+        with self._news:
+            self._listing.add(target)
+            self._mirroring += 1
+        self._pool.put(partial(self._mirror, target))
+
+    def look(self, key: str, target: str, then: Callable[[], object]) -> bool:
         """Look for a graph.
 
         Args:
-            key: of the graph.
+            key, target: of the graph.
             then: called once, from any thread: it is in the local store, is known to be missing, or
                 was waited for long enough.
 
@@ -162,233 +170,193 @@ class Remote:
         """
         now = time.monotonic()
         with self._news:
-            if self._closed or now < self._resting_until or key in self._looks:
+            pause, due = self._missed.get(key, (self._missed_s, 0.0))
+            if now < due or self.is_resting:
                 return False
-            if key in self._missed and now < self._missed[key].until:
-                return False
-            # One patience for a whole batch: who comes while others wait has their time.
-            begun = min((look.started for look in self._looks.values()), default=now)
-            look = _Look(key, then, begun)
-            self._looks[key] = look
-            self._watch()
-            self._news.notify_all()
-        if not self.crew.put(partial(self._get, look)):
-            self._fail(of("remote_late", seconds=self._seconds))
+            self._missed[key] = min(2 * pause, MOST_MISSED_S), now + pause
+            self._looking += 1
+
+        def tell(_: bool | None) -> None:
+            try:
+                then()
+            finally:  # only now: who settles relies on what `then` began
+                with self._news:
+                    self._looking -= 1
+                    self._news.notify_all()
+
+        self.ask(partial(self._look, key, target), tell)
         return True
 
-    def forget(self, key: str) -> None:
-        """Look for a graph anew though it was not there."""
-        with self._news:
-            self._missed.pop(key, None)
-
-    def push(self, path: Path, key: str) -> None:
+    def push(self, path: Path, key: str, target: str) -> None:
         """Send a file that was signed here; where that fails, it is not sent."""
         with self._news:
-            now = time.monotonic()
-            if not self._writes or self._closed:
+            if not self.writes or key in self._sending:
                 return
-            if max(self._resting_until, self._no_push_until) > now or key in self._sending:
+            if self.is_resting:
                 self.counts["unsent"] += 1
                 return
             self._sending[key] = []
-        if not self.crew.put(partial(self._put, path, key)):
-            self._sent(key, "unsent")
+        self._pool.put(partial(self._put, path, key, target))
 
-    def after_push(self, key: str, task: Callable[[], None]) -> None:
+    def after_push(self, key: str, task: Callable[[], object]) -> None:
         """Do something in one of its threads, when a graph is no longer on its way there."""
         with self._news:
             if key in self._sending:
                 self._sending[key].append(task)
                 return
-        self.crew.put(task)
+        self._pool.put(task)
 
-    def settle(self) -> None:
-        """Wait until everybody was told who looks for something: not longer than the patience."""
-        with self._news:
-            while self._looks and not self._closed:
-                self._news.wait()
-
-    def flush(self, limit_s: float) -> bool:
-        """Wait for what is being sent; says whether all of it is. For commands, which end then."""
-        until = time.monotonic() + limit_s
-        with self._news:
-            while self._sending and (left := until - time.monotonic()) > 0:
-                self._news.wait(left)
-            return not self._sending
+    def fail(self, error: BaseException | None = None) -> None:
+        """Leave it alone for a while: for what one of its libraries said, or as it says nothing."""
+        self._rests_until = time.monotonic() + REST_S
+        self._count("failed")
+        late = of("remote_late", seconds=f"{self._settings.patience_s:g}")
+        remedy = of("do_nothing_remote", seconds=f"{REST_S:g}")
+        self._note(late if error is None else self._failed(error), remedy)
 
     def close(self) -> None:
         """Tell nobody any more; nothing is waited for."""
         with self._news:
             self._closed = True
-            self._looks.clear()
             self._news.notify_all()
-        self.crew.close()
+        self._pool.close()
 
-    # --- its threads ------------------------------------------------------------------------------
+    # --- what waits -------------------------------------------------------------------------------
 
-    def open(self) -> Place:
-        """Return the place; may take long the first time."""
-        with self._opening:
-            if self._place is None:
-                self._place = open_place(self._settings.remote, self._settings.options)
-            return self._place
+    def settle(self) -> None:
+        """Wait until everybody was told who looks for something: not longer than the patience."""
+        with self._news:
+            while self._looking and not self._closed:
+                self._news.wait()
 
-    def words(self, error: BaseException) -> str:
-        """An error in a line that gives neither address nor credentials away."""
-        return told(error, self._secrets)
-
-    def rest(self, error: BaseException) -> None:
-        """Leave it alone for a while, for what one of its libraries said."""
-        self._fail(of("remote_failed", error=self.words(error)))
-
-    def rest_late(self) -> None:
-        """Leave it alone for a while: it does not answer."""
-        self.crew.renew()
-        self._fail(of("remote_late", seconds=self._seconds))
-
-    def _get(self, look: _Look) -> None:
-        if look.is_told and self.is_resting:
-            return
-        try:
-            place = self.open()
-            found = any(self._take(place, name, look.key) for name in self._signer.readable)
-        except Exception as error:  # whatever a library raises
-            self.counts["failed"] += 1
-            self.rest(error)
-        else:
-            self.counts["found" if found else "missing"] += 1
-            with self._news:
-                self._answered = time.monotonic()
-                if not found:
-                    before = self._missed.get(look.key)
-                    wait = min(2 * before.seconds, MOST_MISSED_S) if before else self._missed_s
-                    self._missed[look.key] = _Miss(wait, self._answered + wait)
-        self._tell(look)
-
-    def _take(self, place: Place, fingerprint: str, key: str) -> bool:
-        """Have a graph that lies below a key's name in the store, if it does and is well."""
-        name = file_name(key)
-        with private_folder(self._store.spool) as folder:
-            draft = folder / name
-            try:
-                place.fetch(f"{fingerprint}/{name}", draft, MOST_BYTES)
-            except FileNotFoundError:
-                return False
-            except GraphFileError as error:
-                self._refuse(name, error)
-                return False
-            except PermissionError as error:  # S3 says so of what is missing, too
-                self.counts["denied"] += 1
-                self._note(of("remote_denied", error=self.words(error)))
-                return False
-            try:
-                self._store.take_in(draft)
-            except GraphFileError as error:
-                self._refuse(name, error)
-                return False
+    def finish(self) -> bool:
+        """Wait for all that is under way, for commands; False where nothing comes any more."""
+        with self._news:
+            while self._mirroring or self._sending:
+                if not self._news.wait(self._settings.patience_s):
+                    return False
         return True
 
-    def _refuse(self, name: str, error: GraphFileError) -> None:
-        with self._news:
-            self.counts["refused"] += 1
-            is_one_of_many = self.counts["refused"] > SAID
-        if not is_one_of_many:
-            self._note(refused(name, error))
+    def take(self, key: str, target: str) -> bool:
+        """Have one graph in the store, below whichever key's name it lies.
 
-    def _put(self, path: Path, key: str) -> None:
+        Raises:
+            Exception: whatever the place's library raises.
+        """
+        return any(self._take(f"{signer}/{target}", key) for signer in self._signer.readable)
+
+    # --- in the pool ------------------------------------------------------------------------------
+
+    def _mirror(self, target: str) -> None:
+        try:
+            for folder, key in self._list(target):
+                self._take(folder, key)
+        except Exception as error:  # whatever a library raises
+            self.fail(error)
+        with self._news:
+            self._listing.discard(target)
+            self._mirroring -= 1
+            self._news.notify_all()
+
+    def _list(self, target: str) -> list[tuple[str, str]]:
+        """Return the folders and keys of what lies below a target."""
+        found: list[tuple[str, str]] = []
+        is_full = self._store.is_full  # then only what is asked for comes
+        try:
+            for fingerprint in () if is_full else self._signer.readable:
+                names = self.place.names(f"{fingerprint}/{target}")
+                keys = filter(None, (key_of(Path(name)) for name in names))
+                found += [(f"{fingerprint}/{target}", key) for key in keys]
+            is_told = SCHEMES[self.scheme].lists and not is_full
+        except Exception as error:  # whatever a library raises
+            if not _is_denied(error):
+                raise
+            is_told = False
+            if SCHEMES[self.scheme].lists:  # else that is usual
+                self._note(self._failed(error))
+        with self._news:
+            self._answered = time.monotonic()
+            self._listing.discard(target)
+            if is_told:
+                self._listed[target] = self._answered, {key for _, key in found}
+            self._news.notify_all()
+        return found
+
+    def _look(self, key: str, target: str) -> bool:
+        """Have a graph that may be about to come."""
+        with self._news:
+            self._news.wait_for(lambda: target not in self._listing, self._settings.patience_s)
+            listed, keys = self._listed.get(target, (0.0, {key}))
+        is_missing = key not in keys and time.monotonic() < listed + self._missed_s
+        return not is_missing and self.take(key, target)
+
+    def _take(self, folder: str, key: str) -> bool:
+        with self._news:
+            self._news.wait_for(lambda: key not in self._coming, self._settings.patience_s)
+            if self._closed or self._store.has(key):
+                return True
+            self._coming.add(key)
+        try:
+            return self._fetch(folder, file_name(key))
+        finally:
+            with self._news:
+                self._coming.discard(key)
+                self._news.notify_all()
+
+    def _fetch(self, folder: str, file: str) -> bool:
+        with private_folder(self._store.spool) as private:
+            draft = private / file
+            try:
+                self.place.fetch(f"{folder}/{file}", draft, MOST_BYTES)
+                self._store.take_in(draft)
+            except FileNotFoundError:
+                return False
+            except PermissionError as error:  # S3 says so of what is missing, too
+                self._note(self._failed(error))
+                return False
+            except GraphFileError as error:
+                self._count("refused")
+                if self.counts["refused"] <= SAID:
+                    self._note(refused(file, error))
+                return False
+        self._count("found")
+        return True
+
+    def _put(self, path: Path, key: str, target: str) -> None:
         count = "unsent"
         try:
-            self.open().write(f"{self._signer.fingerprint}/{file_name(key)}", path.read_bytes())
+            name = f"{self._signer.fingerprint}/{target}/{file_name(key)}"
+            self.place.write(name, path.read_bytes())
             count = "sent"
         except Exception as error:  # whatever a library raises; reads go on in any case
-            denied = isinstance(error, PermissionError) or any(w in str(error) for w in _DENIED)
-            words = self.words(error)
-            with self._news:
-                self._no_push_until = time.monotonic() + self._rest_s
-                self._writes &= not denied
-            self._note(of("remote_read_only" if denied else "remote_unsent", error=words))
-        self._sent(key, count)
-
-    def _sent(self, key: str, count: str) -> None:
+            self.writes &= not _is_denied(error)
+            self._note(of("remote_unsent", error=told(error, self._secrets)))
         with self._news:
-            self.counts[count] += 1
-            tasks = self._sending.pop(key, [])
-            self._news.notify_all()
+            tasks = self._sending.pop(key)
+        self._count(count)
         for task in tasks:
             task()
 
-    def _note(self, fault: Reason) -> None:
-        """Say something once, as long as nothing else is to be said."""
+    def _count(self, what: str) -> None:
         with self._news:
-            is_new, self.fault = fault != self.fault, fault
-        if is_new:
-            logger.warning("Warmgraph: %s", fault)
-            self._on_fault(fault)
-
-    def _fail(self, fault: Reason) -> None:
-        """Leave it alone; all who wait go on."""
-        with self._news:
-            first = time.monotonic() >= self._resting_until and not self._closed
-            self._resting_until = time.monotonic() + self._rest_s
-            self.fault = fault
-            looks = list(self._looks.values())
-        if first:
-            logger.warning("Warmgraph: %s", with_remedy(fault, self._left_alone))
-            self._on_fault(fault)
-        for look in looks:
-            self._tell(look)
-
-    @property
-    def _left_alone(self) -> Reason:
-        return of("do_nothing_remote", seconds=f"{self._rest_s:g}")
-
-    @property
-    def _seconds(self) -> str:
-        return f"{self.patience_s:g}"
-
-    def _tell(self, look: _Look) -> None:
-        with self._news:
-            if look.is_told or self._closed:
-                return
-            look.is_told = True
-        try:
-            look.then()
-        except Exception:  # whoever listens; the others are told all the same
-            logger.exception("Warmgraph: nobody goes on with a graph of the remote store")
-        with self._news:  # only now: who settles relies on what `then` began
-            if self._looks.get(look.key) is look:
-                del self._looks[look.key]
+            self.counts[what] += 1
             self._news.notify_all()
 
-    def _watch(self) -> None:
-        """Have the thread run that tells those whose time is over (under the lock)."""
-        if not self._watched:
-            self._watched = True
-            threading.Thread(
-                target=self._keep_watch, name="warmgraph-remote-watch", daemon=True
-            ).start()
+    def _note(self, fault: Reason, remedy: Reason = NOTHING) -> None:
+        """Say something once, as long as nothing else is to be said."""
+        with self._news:
+            is_new, self.fault = fault != self.fault and not self._closed, fault
+        if is_new:
+            logger.warning("Warmgraph: %s", with_remedy(fault, remedy))
+            self._on_fault(fault)
 
-    def _keep_watch(self) -> None:
-        while True:
-            with self._news:
-                if self._closed:
-                    return
-                waiting = [look for look in self._looks.values() if not look.is_told]
-                first = min((look.started for look in waiting), default=None)
-                if first is None:
-                    self._news.wait()
-                    continue
-                left = first + self.patience_s - time.monotonic()
-                if left > 0:
-                    self._news.wait(left)
-                    continue
-                is_well = self._answered > first
-                self.counts["late"] += len(waiting)
-            if is_well:  # it is slow only: they go on, and what is on its way still comes
-                for look in waiting:
-                    self._tell(look)
-            else:
-                self.rest_late()
+    def _failed(self, error: BaseException) -> Reason:
+        """An error, without an address or credentials."""
+        return of("remote_failed", error=told(error, self._secrets))
+
+
+def _is_denied(error: BaseException) -> bool:
+    return isinstance(error, PermissionError) or any(word in str(error) for word in _DENIED)
 
 
 def refused(name: str, error: GraphFileError) -> Reason:

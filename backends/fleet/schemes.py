@@ -19,16 +19,18 @@ class Scheme(NamedTuple):
         module: what Python imports for it; empty where nothing is.
         package: what pip calls that.
         writes: whether files can be sent there.
+        lists: whether it surely tells what is there; else all is asked for by its name.
     """
 
     module: str = ""
     package: str = ""
     writes: bool = True
+    lists: bool = True
 
 
 _S3, _GCS = Scheme("s3fs", "s3fs"), Scheme("gcsfs", "gcsfs")
 _AZURE = Scheme("adlfs", "adlfs")
-_HTTP = Scheme("aiohttp", "aiohttp", writes=False)
+_HTTP = Scheme("aiohttp", "aiohttp", writes=False, lists=False)
 SCHEMES = {
     "file": Scheme(),
     "memory": Scheme("fsspec", "fsspec"),

@@ -3,7 +3,7 @@
     PRIVATE/fleet.json
         remote              URL of a store that machines share
         mode                "read", or "write" for reading and writing
-        patience_s          seconds that a batch of compiled graphs may be waited for
+        patience_s          seconds that anybody waits for it, at most
         options             what fsspec is told besides: an endpoint, credentials
         trusted_keys        public keys whose files are used, as `cli.py key list` prints them
         signing_key_file    a private key to sign with; "none": this machine signs nothing

@@ -104,6 +104,7 @@ class CompiledGraph:
         backend: Compiler,
         on_drop: Callable[[], None] = lambda: None,
         card: int = 0,
+        target: str = "",
     ) -> None:
         """Set up one that is missing.
 
@@ -113,10 +114,12 @@ class CompiledGraph:
             backend: what compiled it.
             on_drop: called when it is dropped.
             card: the number of the GPU on which it computes; 0 without one.
+            target: the name of that card's target, for who shares graphs.
         """
         self._on_drop = on_drop
         self.key = key
         self.card = card
+        self.target = target
         self.description = description
         self.backend = backend
         self.outcome = Outcome()

@@ -24,7 +24,7 @@ from ..reasons import NOTHING, Reason, of, with_remedy
 from ..storing.graph_file import SUFFIX
 from ..storing.store import Store
 from ..target import keys
-from ..target.target import explain_target
+from ..target.target import explain_target, target_name
 from .compiled_graph import (
     MAX_ATTEMPTS,
     CompiledGraph,
@@ -105,7 +105,7 @@ class Graphs:
         with self._lock:
             if (key, card) not in self._graphs:
                 self._graphs[key, card] = CompiledGraph(
-                    key, description, backend, self._dropped, card
+                    key, description, backend, self._dropped, card, target_name(target)
                 )
             return self._graphs[key, card]
 
@@ -226,7 +226,7 @@ class Graphs:
         if self._remote is None:
             return False
         self._look_at_store()
-        return self._remote.fetch(graph.key, then)
+        return self._remote.look(graph.key, graph.target, then)
 
     def _find(
         self, graph: CompiledGraph, folders: tuple[Path, ...], *, explain: bool = True
@@ -281,7 +281,7 @@ class Graphs:
                 self._claims.release(graph.key)
 
         elsewhere = not self._claims.take(
-            graph.key, lambda: self._hand_over(graph, _logged, look_again)
+            graph.key, lambda: self._hand_over(graph, _logged, look_again), graph.target
         )
         if elsewhere:
             self._set(graph, graph.outcome._replace(state=State.BUILDING, elsewhere=True))
@@ -411,7 +411,7 @@ class Graphs:
             path = self._store.put(manifest, result.payload)
             size = path.stat().st_size
             if self._remote is not None:
-                self._remote.push(path, graph.key)
+                self._remote.push(path, graph.key, graph.target)
             self._store.evict(keep=[g.key for g in self._snapshot() if g.state is State.READY])
             self.unkept = None
         except (GraphFileError, OSError) as error:

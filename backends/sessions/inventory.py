@@ -126,14 +126,14 @@ class _Targets:
         """Say why a file that was made for a target does not fit here; empty if it does."""
         device, backend = str(made_for.get("device")), str(made_for.get("backend"))
         if (device, backend) not in self._known:
-            self._known[device, backend] = _targets(device, backend)
+            self._known[device, backend] = targets_here(device, backend)
         differing = [explain_target(made_for, ours) for ours in self._known[device, backend]]
         if not differing:
             return of("made_for_device", device=device)
         return joined(differing[0]) if all(differing) else NOTHING
 
 
-def _targets(device: str, backend: str) -> list[Mapping[str, Any]]:
+def targets_here(device: str, backend: str) -> list[Mapping[str, Any]]:
     """The target of each sort of card that this machine has."""
     if not is_there(device):
         return []

@@ -112,6 +112,10 @@ class Store:
         """
         return next(self.candidates(key), None)
 
+    def has(self, key: str) -> bool:
+        """Tell whether the shared store has a graph that would load, as far as headers tell."""
+        return any(map(self._is_ours, self._shared(key)))
+
     def load(self, key: str, folders: Sequence[Path] = ()) -> GraphFile | None:
         """Read the first of `candidates` that passes every check, None when there are none.
 
@@ -271,6 +275,11 @@ class Store:
                 "Warmgraph: deleted %d compiled graphs that were used least recently", len(evicted)
             )
         return evicted
+
+    @property
+    def is_full(self) -> bool:
+        """Whether anything more would have `evict` delete something."""
+        return self.usage().bytes >= self._cap_bytes()
 
     def usage(self) -> StoreUsage:
         """Count the shared store's graphs and their bytes."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..device.kinds import GPU_TYPES
 from ..reasons import Reason, of
-from ..storing.canonical_json import canonical_json
+from ..storing.canonical_json import canonical_json, sha256_hex
 from ..storing.manifest import Manifest
 from .compiler_options import INSTRUCTIONS, OURS
 from .instructions import shortly
@@ -60,6 +60,11 @@ def compose_target(
         facts["capability"] = of_torch.capability
         facts["cuda"] = of_torch.cuda
     return facts
+
+
+def target_name(facts: Mapping[str, Any]) -> str:
+    """Return a name that equal targets have in common, in 16 hex digits."""
+    return sha256_hex(canonical_json(facts).encode())[:16]
 
 
 def explain_target(made_for: Mapping[str, Any], target_facts: Mapping[str, Any]) -> list[Reason]:

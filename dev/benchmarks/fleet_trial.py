@@ -46,10 +46,15 @@ from warmgraph_backends.graphs.library import Graphs  # noqa: E402
 from warmgraph_backends.storing.graph_file import compress_payload  # noqa: E402
 from warmgraph_backends.storing.signing import Signer  # noqa: E402
 from warmgraph_backends.storing.store import Store  # noqa: E402
+from warmgraph_backends.target.target import target_name  # noqa: E402
 
 from .results import write_case  # noqa: E402
 
 _LOOK_S = 0.1
+#: At a request, by botocore.
+_ATTEMPTS = 5
+#: Of all graphs here.
+_TARGET = {"device": "cpu"}
 #: Workers that are started between two looks.
 _AT_ONCE = 20
 
@@ -120,7 +125,7 @@ class Bucket:
         Raises:
             OSError: it was lost or refused, or what `carry_out` raises.
         """
-        kind = f"{kind} {path.rpartition('.')[2]}"
+        kind = " ".join((kind, *path.rpartition("/")[2].split(".")[1:]))
         time.sleep(self._row.latency_s)
         with self._lock:
             self.requests[kind] += 1
@@ -142,7 +147,9 @@ class Bucket:
 
 
 class BucketFileSystem(AbstractFileSystem):  # type: ignore[misc]
-    """fsspec's way to a bucket: what the remote store asks of one."""
+    """fsspec's way to a bucket: what the remote store asks of one. A request that is lost or
+    refused is made again as botocore does, which s3fs goes by.
+    """
 
     protocol = "memory"
     cachable = False
@@ -150,6 +157,27 @@ class BucketFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def __init__(self, bucket: Bucket, **options: Any) -> None:
         super().__init__(**options)
         self._bucket = bucket
+
+    def _ask(self, kind: str, path: str, carry_out: Callable[[dict[str, bytes]], bytes]) -> bytes:
+        for attempt in range(_ATTEMPTS - 1):
+            try:
+                return self._bucket.ask(kind, path, carry_out)
+            except (FileNotFoundError, FileExistsError):
+                raise
+            except OSError:
+                time.sleep(random.random() * 2**attempt)
+        return self._bucket.ask(kind, path, carry_out)
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
+        """List a folder; a bucket answers with a thousand names at once."""
+        found: list[str] = []
+
+        def carry_out(files: dict[str, bytes]) -> bytes:
+            found[:] = [name for name in files if name.startswith(f"{path}/")]
+            return b"".join(name.encode() for name in found)
+
+        self._ask("list", path, carry_out)
+        return found
 
     def get_file(self, rpath: str, lpath: str, callback: Any, **options: Any) -> None:
         """Copy a file to this machine."""
@@ -159,7 +187,7 @@ class BucketFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 raise FileNotFoundError(rpath)
             return files[rpath]
 
-        data = self._bucket.ask("get", rpath, carry_out)
+        data = self._ask("get", rpath, carry_out)
         callback.set_size(len(data))
         Path(lpath).write_bytes(data)
 
@@ -172,7 +200,7 @@ class BucketFileSystem(AbstractFileSystem):  # type: ignore[misc]
             files[path] = value
             return value
 
-        self._bucket.ask("create" if mode == "create" else "put", path, carry_out)
+        self._ask("create" if mode == "create" else "put", path, carry_out)
 
     def rm_file(self, path: str) -> None:
         """Remove a file."""
@@ -182,7 +210,7 @@ class BucketFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 raise FileNotFoundError(path)
             return b""
 
-        self._bucket.ask("delete", path, carry_out)
+        self._ask("delete", path, carry_out)
 
 
 class Plain:
@@ -274,11 +302,12 @@ class Worker:
             self._graphs.graph(
                 RegionSpec("trial", f"form{n}", f"block {n}", module, (), (), device="cpu"),
                 backend,
-                {"device": "cpu"},
+                _TARGET,
             )
             for n in range(made.row.graphs)
         ]
         self.born = self.asked = 0.0
+        self.remote.mirror(target_name(_TARGET))
 
     def run(self, now: float) -> None:
         """Begin an image: ask for what is missing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from warmgraph_backends.storing.signing import Signer
 from warmgraph_backends.storing.store import Store
 
 PRIVATE = Path("user", "__warmgraph")
+TARGET = "0123456789abcdef"
 #: No test of a remote waits longer for anything.
 PATIENCE_S = 60.0
 
@@ -49,10 +51,15 @@ class Machine:
         self.faults: list[str] = []
         self.remote = Remote(settings, self.store, self.signer, on_fault=self.faults.append)
 
-    def fetch(self, keys: Sequence[str]) -> int:
+    def mirror(self) -> None:
+        """Start as a server does; returns when nothing more comes."""
+        self.remote.mirror(TARGET)
+        assert self.remote.finish()
+
+    def look(self, keys: Sequence[str]) -> int:
         """Look for graphs; returns how many of them were looked for, when all were told."""
         done = threading.Semaphore(0)
-        asked = [key for key in keys if self.remote.fetch(key, done.release)]
+        asked = [key for key in keys if self.remote.look(key, TARGET, done.release)]
         for _ in asked:
             assert done.acquire(timeout=PATIENCE_S)
         return len(asked)
@@ -61,10 +68,17 @@ class Machine:
         """Whether each of these graphs loads from the local store."""
         return [self.store.find(key) is not None and bool(self.store.load(key)) for key in keys]
 
+    def comes(self, key: str) -> bool:
+        """Whether a graph comes into the local store, at last."""
+        until = time.monotonic() + PATIENCE_S
+        while self.store.find(key) is None and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.has([key]) == [True]
+
     def push(self, keys: Sequence[str]) -> None:
         """Send graphs of the local store; returns when none is on its way."""
         for key in keys:
             path = self.store.find(key)
             assert path is not None
-            self.remote.push(path, key)
-        assert self.remote.flush(PATIENCE_S)
+            self.remote.push(path, key, TARGET)
+        assert self.remote.finish()

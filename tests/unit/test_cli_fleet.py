@@ -151,7 +151,7 @@ def test_what_is_damaged_there_is_refused_and_the_rest_is_taken(
     builder.put(OTHER)
     builder.run("push", url)
     (runner.private / "signing.key").write_bytes((builder.private / "signing.key").read_bytes())
-    (folder,) = (tmp_path / "bucket").iterdir()
+    (folder,) = (tmp_path / "bucket").glob("*/*")
     flip(folder / file_name(KEY), -1)
     (folder / file_name(key_number(3))).write_bytes(b"")
     said = runner.run("pull", url, status=1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +20,7 @@ from warmgraph_backends.fleet.settings import FleetSettings
 from warmgraph_backends.sessions.settings import SETTINGS, Settings
 from warmgraph_backends.storing.graph_file import file_name
 
-from .remotes import Machine
+from .remotes import TARGET, Machine
 from .stores import flip, key_number, put
 
 NUMBERS = itertools.count()
@@ -56,14 +56,56 @@ def two(tmp_path: Path, url: str, machines: list[Machine]) -> tuple[Machine, Mac
 KEYS = [key_number(number) for number in range(8)]
 
 
-def test_what_one_machine_sends_another_has_at_once(
+def test_what_one_machine_sends_another_has_as_soon_as_it_starts(
     tmp_path: Path, url: str, machines: list[Machine]
 ) -> None:
     first, second = two(tmp_path, url, machines)
     assert first.remote.counts == {"sent": 8}
-    assert second.fetch(KEYS) == 8
+    second.mirror()
     assert second.has(KEYS) == [True] * 8
     assert second.remote.counts == {"found": 8} and not second.faults
+
+
+def test_who_looks_for_a_graph_while_all_come_is_told_when_it_is_there(
+    tmp_path: Path, url: str, machines: list[Machine]
+) -> None:
+    _, second = two(tmp_path, url, machines)
+    second.remote.mirror(TARGET)
+    assert second.look([*KEYS, key_number(99)]) == 9
+    assert second.has(KEYS) == [True] * 8
+    assert second.remote.counts == {"found": 8} and not second.faults
+
+
+def test_a_local_file_that_nobody_trusts_keeps_no_good_one_from_coming(
+    tmp_path: Path, url: str, machines: list[Machine]
+) -> None:
+    _, second = two(tmp_path, url, machines)
+    stranger = Machine(tmp_path / "stranger", url)
+    machines.append(stranger)
+    second.store.root.mkdir(parents=True)
+    for key in KEYS[:2]:
+        shutil.copy2(put(stranger.store, key), second.store.root)
+    assert second.look(KEYS[:1]) == 1 and second.has(KEYS[:1]) == [True]
+    second.mirror()
+    assert second.has(KEYS) == [True] * 8
+
+
+def test_what_was_made_for_another_target_does_not_come(
+    tmp_path: Path, url: str, machines: list[Machine]
+) -> None:
+    _, second = two(tmp_path, url, machines)
+    second.remote.mirror("f" * 16)
+    assert second.remote.finish() and not any(second.has(KEYS))
+
+
+def test_a_full_store_takes_what_is_asked_for_alone(
+    tmp_path: Path, url: str, machines: list[Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, second = two(tmp_path, url, machines)
+    monkeypatch.setattr(second.store, "_cap_bytes", lambda: 0)
+    second.mirror()
+    assert second.has(KEYS) == [False] * 8
+    assert second.look(KEYS[:1]) == 1 and second.has(KEYS) == [True] + [False] * 7
 
 
 def test_one_that_is_not_there_is_not_asked_for_again_at_once(
@@ -71,12 +113,11 @@ def test_one_that_is_not_there_is_not_asked_for_again_at_once(
 ) -> None:
     first, second = two(tmp_path, url, machines)
     late = key_number(99)
-    assert second.fetch([late, KEYS[0]]) == 2
+    assert second.look([late, KEYS[0]]) == 2
     put(first.store, late)
     first.push([late])
-    assert second.fetch([late]) == 0 and second.has([late]) == [False]
-    second.remote.forget(late)
-    assert second.fetch([late]) == 1 and second.has([late]) == [True]
+    assert second.look([late]) == 0 and second.has([late]) == [False]
+    assert second.remote.take(late, TARGET) and second.has([late]) == [True]
 
 
 def test_what_came_after_it_was_missed_is_had_soon_and_what_never_comes_is_asked_for_ever_less(
@@ -87,32 +128,14 @@ def test_what_came_after_it_was_missed_is_had_soon_and_what_never_comes_is_asked
     settings = FleetSettings(url)
     second.remote.close()
     second.remote = remotes.Remote(settings, second.store, second.signer, missed_s=0.1)
-    begun, asked = time.monotonic(), second.fetch([late, never])
+    begun, asked = time.monotonic(), second.look([late, never])
     put(first.store, late)
     first.push([late])
     while time.monotonic() - begun < 2.0:
-        asked += second.fetch([never])
+        asked += second.look([never])
         time.sleep(0.01)
-    assert second.fetch([late]) == 1 and second.has([late]) == [True]
+    assert second.look([late]) == 1 and second.has([late]) == [True]
     assert 4 <= asked <= 7  # at 0, 0.1, 0.3, 0.7 and 1.5 seconds, and the one that came
-
-
-def test_a_request_that_fails_is_made_again_before_the_remote_is_left_alone(
-    tmp_path: Path, machines: list[Machine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, second = two(tmp_path, f"memory://bucket{next(NUMBERS)}/graphs", machines)
-    files: Any = second.remote.open()
-    get, failed = files._fs.get_file, set()
-
-    def reset(path: str, *arguments: Any, **options: Any) -> None:
-        if path not in failed:
-            failed.add(path)
-            raise ConnectionResetError("the connection was reset")
-        get(path, *arguments, **options)
-
-    monkeypatch.setattr(files._fs, "get_file", reset)
-    assert second.fetch(KEYS) == 8 and second.has(KEYS) == [True] * 8
-    assert len(failed) == 8 and second.remote.counts == {"found": 8} and not second.faults
 
 
 def test_what_is_damaged_forged_renamed_or_not_signed_here_is_told_and_never_kept(
@@ -121,7 +144,7 @@ def test_what_is_damaged_forged_renamed_or_not_signed_here_is_told_and_never_kep
     caplog.set_level(logging.WARNING)
     bucket = tmp_path / "bucket"
     first, second = two(tmp_path, bucket.as_uri(), machines)
-    folder = bucket / first.signer.fingerprint
+    folder = bucket / first.signer.fingerprint / TARGET
     files = [folder / file_name(key) for key in KEYS]
     stranger = Machine(tmp_path / "stranger", bucket.as_uri())
     machines.append(stranger)
@@ -132,9 +155,9 @@ def test_what_is_damaged_forged_renamed_or_not_signed_here_is_told_and_never_kep
     files[4].write_bytes(files[7].read_bytes())
     flip(files[5], 200)  # its manifest
     files[6].write_bytes(put(stranger.store, KEYS[6]).read_bytes())
-    assert second.fetch(KEYS) == 8
+    assert second.look(KEYS) == 8
     assert second.has(KEYS) == [False] * 7 + [True]
-    assert second.remote.counts == {"found": 1, "missing": 7, "refused": 7}
+    assert second.remote.counts == {"found": 1, "refused": 7}
     assert os.listdir(second.store.root) == [file_name(KEYS[7])]
     told = caplog.text
     assert told.count("a file of the remote store is not used: ") == 7
@@ -149,8 +172,8 @@ def test_what_is_larger_than_any_graph_does_not_fill_the_disk(
 ) -> None:
     _, second = two(tmp_path, url, machines)
     monkeypatch.setattr(remotes, "MOST_BYTES", 500)
-    assert second.fetch(KEYS) == 8
-    assert second.remote.counts == {"missing": 8, "refused": 8}
+    assert second.look(KEYS) == 8
+    assert second.remote.counts == {"refused": 8}
     assert "is larger than a compiled graph can be" in second.faults[0]
     assert os.listdir(second.store.spool) == []
 
@@ -163,13 +186,13 @@ def test_a_place_that_takes_no_files_is_still_read(
     def denied(name: str, data: bytes) -> None:
         raise PermissionError("403: https://user:secret@there/bucket says no")
 
-    monkeypatch.setattr(second.remote.open(), "write", denied)
+    monkeypatch.setattr(second.remote.place, "write", denied)
     put(second.store, key_number(50))
     second.push([key_number(50)])
     assert second.remote.report()["mode"] == "read" and not second.remote.is_resting
-    assert "is only read from now on" in second.faults[0]
+    assert "could not be sent to the remote store" in second.faults[0]
     assert "secret" not in second.faults[0] and "there" not in second.faults[0]
-    assert second.fetch(KEYS) == 8 and all(second.has(KEYS))
+    assert second.look(KEYS) == 8 and all(second.has(KEYS))
 
 
 @pytest.mark.parametrize("count", [1, 100])
@@ -180,7 +203,7 @@ def test_a_remote_that_hangs_costs_the_patience_once_and_its_late_answers_still_
     two(tmp_path, url, machines)
     slow = Machine(tmp_path / "slow", url, key_of=tmp_path / "first", patience_s=1.0)
     machines.append(slow)
-    place, goes_on = slow.remote.open(), threading.Event()
+    place, goes_on = slow.remote.place, threading.Event()
     fetch = type(place).fetch
 
     def hang(*arguments: object) -> None:
@@ -189,16 +212,13 @@ def test_a_remote_that_hangs_costs_the_patience_once_and_its_late_answers_still_
 
     monkeypatch.setattr(place, "fetch", hang)
     begun = time.monotonic()
-    assert slow.fetch([key_number(number) for number in range(count)]) == count
+    assert slow.look([key_number(number) for number in range(count)]) == count
     assert 0.9 < time.monotonic() - begun < 3.0
     assert slow.remote.is_resting and len(slow.faults) == 1
     assert "did not answer within 1 s" in slow.faults[0]
-    assert slow.fetch([key_number(500)]) == 0  # it is left alone
+    assert slow.look([key_number(500)]) == 0  # it is left alone
     goes_on.set()
-    until = time.monotonic() + 30
-    while slow.store.find(KEYS[0]) is None and time.monotonic() < until:
-        time.sleep(0.01)
-    assert slow.has(KEYS[:1]) == [True]
+    assert slow.comes(KEYS[0])
 
 
 def test_a_machine_that_may_only_read_sends_nothing(
@@ -218,7 +238,7 @@ def test_an_address_and_what_opens_it_are_in_no_word_of_a_report(
     machine = Machine(tmp_path / "m", "https://me:pass@host.example/graphs", options=options)
     machines.append(machine)
     text = "no https://me:pass@host.example/graphs for hunter2-hunter2, token-y, me:pass, AKIA-user"
-    machine.remote.rest(OSError(text))
+    machine.remote.fail(OSError(text))
     told = str(machine.remote.report()) + str(machine.faults) + repr(machine.remote._settings)
     for secret in ("host.example", "hunter2", "token-y", "pass@", "me:pass", "AKIA"):
         assert secret not in told
@@ -241,8 +261,8 @@ def test_a_plain_web_server_is_read_and_nothing_is_sent_there(
         url = f"http://me:hunter2@127.0.0.1:{server.server_port}"
         web = Machine(tmp_path / "web", url, key_of=first.root)
         machines.append(web)
-        assert web.fetch([*KEYS, key_number(99)]) == 9
-        assert all(web.has(KEYS)) and web.remote.counts == {"found": 8, "missing": 1}
+        assert web.look([*KEYS, key_number(99)]) == 9
+        assert all(web.has(KEYS)) and web.remote.counts == {"found": 8}
         web.push(KEYS[:1])
         server.shutdown()
     assert set(asked) == {"GET"} and web.remote.report()["mode"] == "read"
@@ -255,9 +275,9 @@ def test_of_many_files_that_lie_a_few_are_told(
     first, second = two(tmp_path, bucket.as_uri(), machines)
     keys = [key_number(number) for number in range(100)]
     for key in keys:
-        (bucket / first.signer.fingerprint / file_name(key)).write_bytes(b"x" * 100)
-    assert second.fetch(keys) == 100 and not any(second.has(keys))
-    assert second.remote.counts == {"missing": 100, "refused": 100}
+        (bucket / first.signer.fingerprint / TARGET / file_name(key)).write_bytes(b"x" * 100)
+    assert second.look(keys) == 100 and not any(second.has(keys))
+    assert second.remote.counts == {"refused": 100}
     assert caplog.text.count("a file of the remote store is not used") == remotes.SAID
 
 
@@ -290,7 +310,21 @@ def test_what_may_not_be_read_counts_as_missing_and_is_told_once(
     def denied(*_: object) -> None:
         raise PermissionError("Access Denied")
 
-    monkeypatch.setattr(second.remote.open(), "fetch", denied)
-    assert second.fetch(KEYS) == 8 and not second.remote.is_resting
-    assert second.remote.counts["missing"] == 8 and len(second.faults) == 1
-    assert "does not let this machine read" in second.faults[0]
+    monkeypatch.setattr(second.remote.place, "fetch", denied)
+    assert second.look(KEYS) == 8 and not second.remote.is_resting
+    assert len(second.faults) == 1 and "PermissionError: Access Denied" in second.faults[0]
+
+
+def test_where_nothing_may_be_listed_each_graph_is_asked_for_by_its_name(
+    tmp_path: Path, machines: list[Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, second = two(tmp_path, (tmp_path / "bucket").as_uri(), machines)
+
+    def denied(_: str) -> list[str]:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(second.remote.place, "names", denied)
+    second.remote.mirror(TARGET)
+    assert second.look(KEYS[:2]) == 2 and second.has(KEYS[:3]) == [True, True, False]
+    assert second.look(KEYS[2:]) == 6 and all(second.has(KEYS))
+    assert len(second.faults) == 1

@@ -71,12 +71,12 @@ def test_a_process_ends_while_its_remote_hangs(tmp_path: Path, scheme: str) -> N
         code = """
 told = threading.Semaphore(0)
 for number in range(20):
-    assert remote.fetch(f"{number:064x}", told.release)
+    assert remote.look(f"{number:064x}", "t", told.release)
 for _ in range(20):
     assert told.acquire(timeout=30)
-remote._resting_until = 0.0
-claims.take("f" * 64, lambda: None)
-assert remote.fetch("e" * 64, lambda: None)
+remote._rests_until = 0.0
+claims.take("f" * 64, lambda: None, "t")
+assert remote.look("e" * 64, "t", lambda: None)
 time.sleep(0.3)
 claims.close()
 print(time.time())
