@@ -94,42 +94,58 @@ def skeleton(record: dict[str, Any]) -> str:
         "",
         "from typing import Any",
         "",
-        "from ..contract import InputSpec",
-        "from ..plans.binding import TAKEN",
+        "from ..contract import InputSpec, Symbol",
+        "from ..plans.binding import TAKEN, Arguments",
         "from ..plans.family import Family",
         "from ..plans.plan import Form, Plan, host_forward",
         "from . import dit",
         "",
         f'NAME = "{name}"',
     ]
-    forms, cuts = [], []
+    lines += _symbols(record)
+    forms: list[str] = []
+    cuts: dict[tuple[str, str], list[str]] = {}
     for number, (key, way) in enumerate(record["ways"]):
         users = [(place, cls) for place, cls, ways in record["blocks"] if key in dict(ways)]
         cls = users[0][1].rpartition(":")[2]
         form = f"{cls}{number or ''}Form"
         forms.append(form)
         lines += ["", "", *_form(form, cls, way)]
-        stacks = dict.fromkeys(place.rpartition(".")[0] for place, _ in users)
-        cuts += [(users[0][1], stack, form) for stack in stacks]
+        for stack in dict.fromkeys(place.rpartition(".")[0] for place, _ in users):
+            cuts.setdefault((users[0][1], stack), []).append(form.lower())
     made = ", ".join(f"{form}()" for form in forms)
-    lines += ["", "", f"FORMS: dict[str, Form] = {{form.name: form for form in ({made},)}}"]
+    lines += ["", "", f"FORMS: dict[str, Form] = {{form.name: form for form in [{made}]}}"]
     lines += ["", "", f"def plan_{name}(model: Any) -> Plan:"]
-    lines += [f'    """Cut a {root} into regions."""', "    plan = Plan(symbols=dit.SYMBOLS)"]
-    for cls, stack, form in cuts:
+    lines += [f'    """Cut a {root} into regions."""', "    plan = Plan(symbols=SYMBOLS)"]
+    for (cls, stack), (first, *others) in cuts.items():
         module, _, block = cls.partition(":")
         lines += [f"    from {module} import {block}", ""]
-        lines += [f'    dit.cut_stack(plan, model, "{stack}", {block}, FORMS["{form.lower()}"])']
+        lines += [f'    dit.cut_stack(plan, model, "{stack}", {block}, FORMS["{first}"])']
+        lines += [f"    # Also called as {other} says: dispatch_several." for other in others]
     lines += ["    return plan", "", "", "FAMILY = Family("]
     lines += [f'    title="{root}",', f'    roots={{"{record["root"]}": plan_{name}}},']
     lines += ["    forms=FORMS,", "    unread=dit.UNREAD_OPTIONS,", ")", ""]
     return "\n".join(lines)
 
 
+def _symbols(record: dict[str, Any]) -> list[str]:
+    """All sizes of the ways, over the usual ones."""
+    sizes = {
+        size[0]: f"    Symbol({', '.join(map(repr, size))}),"
+        for _, way in record["ways"]
+        for size in way["symbols"]
+    }
+    return ["SYMBOLS = dit.SYMBOLS | {s.name: s for s in [", *sizes.values(), "]}"]
+
+
 def _form(form: str, cls: str, way: dict[str, Any]) -> list[str]:
     leaves = way["leaves"]
     takes = ", ".join(f"`{_leaf(leaf)}`" for leaf in leaves if "value" not in leaf)
     gives = ", ".join(leaves[at]["in"] if at >= 0 else "a tensor" for at in way["same"])
-    names = [name for name, template in way["arguments"] if template[0] == "leaf"]
+    # What is taken of a call comes in the order of the inputs.
+    order = [at for at, _ in way["order"]]
+    named = {template[1]: name for name, template in way["arguments"] if template[0] == "leaf"}
+    names = [named[at] for at in dict.fromkeys([*order, *named]) if at in named]
     inputs = [
         f"            InputSpec({leaf['in']!r}, {_dtype(leaf)}, {tuple(dims)!r}),"
         for leaf, dims in _inputs(way)
@@ -145,7 +161,7 @@ def _form(form: str, cls: str, way: dict[str, Any]) -> list[str]:
         "    family = NAME",
         f'    name = "{form.lower()}"',
         *([f"    writes = {tuple(range(len(way['writes'])))!r}"] if way["writes"] else []),
-        f"    arguments = dit.takes({taken})",
+        f"    arguments = {'dit.takes' if live else 'Arguments'}({taken})",
         "",
         "    def label(self, module: Any) -> str:",
         f'        return "{cls}"',

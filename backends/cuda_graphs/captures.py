@@ -71,7 +71,7 @@ class Captures:
 
         Args:
             like: the form of such a call's result.
-            shown: a previous call of this run, if one is kept.
+            check: a previous call of this run, if one is kept.
             rerun: makes the call with other arguments.
             book: where the root module's weights are.
             addresses: its latest answer.
@@ -145,7 +145,7 @@ class Captures:
         """Have a graph compute a previous call; False if the weights are not in place after all.
 
         Args:
-            shown: one of this run, if any. On a difference the call is made once more, because
+            check: one of this run, if any. On a difference the call is made once more, because
                 weights can change in place between two calls.
             make: makes the call that is captured.
 

@@ -1,7 +1,7 @@
 """The formats of quantised weights: one table, which all that knows a format asks.
 
 A format that has no row is the host's in everything: its layers are called, and no step with them
-is captured. A new one is a row of `FORMATS`.
+is captured. A new one is a row of `_ROWS`.
 
 Relies on the host's `comfy/quant_ops.py` (`QUANT_ALGOS`, its names of formats and the library's
 layouts) and on `comfy/ops.py` (`pick_operations`: which device multiplies by what).

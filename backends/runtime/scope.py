@@ -80,7 +80,7 @@ class Scope:
             replays: captures whole calls as CUDA graphs; None: none are wanted.
             pieces: captures places where a whole call is not; None likewise.
             account: of a previous scope, which continues; None: a new one.
-            study: for a root that no family describes; None for any other.
+            learner: for a root that no family describes; None for any other.
         """
         self.root = root
         self.plan = plan

@@ -12,6 +12,7 @@ import torch
 
 from warmgraph_backends.families import dit
 from warmgraph_backends.learning.form import Learned
+from warmgraph_backends.plans.binding import OPTIONS
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
@@ -46,17 +47,18 @@ def test_a_record_is_said_in_words(host: Host, record: Any) -> None:
         assert line in done.stdout, done.stdout
 
 
-def test_a_skeleton_is_a_module_with_the_forms_that_were_learned(
-    host: Host, record: Any, tmp_path: Path
-) -> None:
+def _family(record: Any) -> dict[str, Any]:
+    """The names of a skeleton's module."""
     from warmgraph_console.learned_words import skeleton
 
-    text = skeleton(record)
-    scope: dict[str, Any] = {
-        "__name__": f"{dit.__package__}.flux_learned",
-        "__package__": dit.__package__,
-    }
-    exec(compile(text, "flux_learned", "exec"), scope)  # noqa: S102
+    package = dit.__package__
+    scope: dict[str, Any] = {"__name__": f"{package}.learned", "__package__": package}
+    exec(compile(skeleton(record), "learned", "exec"), scope)  # noqa: S102
+    return scope
+
+
+def test_a_skeleton_is_a_module_with_the_forms_that_were_learned(host: Host, record: Any) -> None:
+    scope = _family(record)
     root = transformers.make("flux1").diffusion_model
     plan = scope["plan_flux"](root)
     assert [place.name for place in plan.places] == [name for name, *_ in record["blocks"]]
@@ -66,6 +68,31 @@ def test_a_skeleton_is_a_module_with_the_forms_that_were_learned(
         learned, found = (each.inputs(place.module, "float32") for each in (form, place.form))
         assert [(i.dtype, i.dims) for i in found] == [(i.dtype, i.dims) for i in learned]
         assert place.form.writes == form.writes
+
+
+def test_a_skeleton_takes_its_inputs_in_their_order_and_cuts_each_block_once(host: Host) -> None:
+    done = run("learn", "krea", "--json", "--comfyui", host.tree)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout.splitlines()[-1])
+    plan = _family(record)["plan_krea2"](transformers.make("krea").diffusion_model)
+    names = [place.name for place in plan.places]
+    assert names and len(names) == len(set(names))
+    for place in plan.places:
+        inputs = place.form.inputs(place.module, "float32")
+        taken = [name for name in place.form.arguments.uses if name != OPTIONS]
+        assert [spec.name for spec in inputs] == taken
+        assert {dim for spec in inputs for dim in spec.dims if isinstance(dim, str)} <= {
+            *plan.symbols
+        }
+
+
+def test_a_skeleton_of_a_block_that_takes_no_options_and_of_nothing(record: Any) -> None:
+    other = copy.deepcopy(record)
+    for _, way in other["ways"]:
+        way["attends"] = "traced"
+    forms = _family(other)["FORMS"].values()
+    assert forms and all(OPTIONS not in form.arguments.uses for form in forms)
+    assert _family({**record, "ways": [], "blocks": []})["FORMS"] == {}
 
 
 def test_what_is_learned_otherwise_is_said(record: Any) -> None:
