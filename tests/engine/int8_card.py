@@ -32,14 +32,14 @@ class Card:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times: dict[str, float]) -> None:
         self.times = dict(times)
         self.timed = 0
-        self.autotuner: set[str] = set()  # that were timed last
+        self.ways: set[str] = set()  # that were timed last
         self.apart = 0
         self.is_capturing = False
 
         def by_turns(runs: Any, *, are_short: bool) -> dict[str, float]:
             assert are_short
             self.timed += 1
-            self.autotuner = set(runs)
+            self.ways = set(runs)
             return {name: self.times[name] for name in runs}
 
         def multiply(*given: Any) -> torch.Tensor:

@@ -38,6 +38,6 @@ def test_heads_that_share_keys_attend_as_with_copies(
         return result.transpose(1, 2).flatten(2)
 
     found = choice.attend(query, key, value, 48, split=True, calls=100, host=of_the_host)
-    assert set(choice.autotuner.chosen.values()) == {chosen}  # cuDNN's was not refused
+    assert set(choice.ways.chosen.values()) == {chosen}  # cuDNN's was not refused
     difference = (found.double() - truth.transpose(1, 2).flatten(2)).norm() / truth.norm()
     assert difference <= TOLERANCE

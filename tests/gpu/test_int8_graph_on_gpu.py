@@ -201,7 +201,7 @@ def test_a_product_by_it_may_be_captured(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = products.multiply(x, weight, None)
-    assert set(products.autotuner.chosen.values()) == {"ours"}
+    assert set(products.ways.chosen.values()) == {"ours"}
     x.copy_(torch.randn_like(x))
     graph.replay()
     torch.cuda.synchronize()

@@ -137,7 +137,7 @@ def test_a_product_by_our_own_kernel_may_be_captured(
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             captured = products.multiply(x, weight, None)
-    assert set(products.autotuner.chosen.values()) == {"apart"}
+    assert set(products.ways.chosen.values()) == {"apart"}
     x.copy_(torch.randn_like(x))
     graph.replay()
     torch.cuda.synchronize()
@@ -202,7 +202,7 @@ def test_several_at_once_may_be_captured(tmp_path: Path, monkeypatch: pytest.Mon
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             captured = products.multiply_several(x, layers)
-    assert set(products.autotuner.chosen.values()) == {"apart"}
+    assert set(products.ways.chosen.values()) == {"apart"}
     x.copy_(torch.randn_like(x))
     graph.replay()
     torch.cuda.synchronize()
