@@ -497,8 +497,9 @@ class Model(torch.nn.Module):
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_changes_between_steps_makes_no_wrong_image(
-    own_lab: Lab, tmp_path: Path, name: str
+    own_lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    monkeypatch.setenv("WG_GAIN", "1")  # as where it is not set, and so again for other tests
     module_code, block_code, code, change = CHANGES[name]
     arg, given = "", ""
     if "class Arg" in module_code:
