@@ -50,7 +50,9 @@ def start(
 ) -> subprocess.Popen[str]:
     """Start a Python command in the virtual environment."""
     kept = setup.keeping_bytecode(ROOT / ".venv-bytecode")
-    named = {"WARMGRAPH_HOST": str(ready.tree), kept_graphs.VARIABLE: str(KEPT)}
+    named = {"WARMGRAPH_HOST": str(ready.tree)}
+    if KEPT.is_dir():
+        named[kept_graphs.VARIABLE] = str(KEPT)
     environment = {**KEEP_MEMORY, **os.environ, **kept, **named}
     command = [str(ready.python), *map(str, arguments)]
     return subprocess.Popen(
@@ -75,7 +77,11 @@ def test(options: argparse.Namespace) -> int:
     ready = setup.prepare(options.host, options.torch)
     if options.from_nothing:
         shutil.rmtree(KEPT, ignore_errors=True)
-    kept_graphs.prune(KEPT)
+    try:
+        KEPT.mkdir(parents=True, exist_ok=True)
+        kept_graphs.prune(KEPT)
+    except OSError as error:
+        say(f"no compiled graphs are kept for later runs: {error}")
     tests = ["-m", "pytest", "tests", *([] if ready.has_gpu else PARALLEL)]
     if options.host == setup.DEFAULT_HOST and options.torch == setup.DEFAULT_TORCH:
         checks = CHECKS
