@@ -4,30 +4,22 @@ graph of any kind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 import torch
 
 from warmgraph_tools.inprocess import Host
 
 from .int8_graph import SIZES, seen
-from .lab import Lab, lab_of_its_own
+from .lab import Lab
 from .processes import seen_by
 
 DTYPES = ("float32", "bfloat16")
 
 
-@pytest.fixture(scope="module")
-def products(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    yield from lab_of_its_own("products", tmp_path_factory)
-
-
-def test_a_worker_builds_it_and_a_new_process_loads_it(products: Lab, host: Host) -> None:
+def test_a_worker_builds_it_and_a_new_process_loads_it(own_lab: Lab, host: Host) -> None:
     """One for each dtype of results; sums are exact at any size."""
-    built = {name: seen(products, getattr(torch, name), build=True) for name in DTYPES}
+    built = {name: seen(own_lab, getattr(torch, name), build=True) for name in DTYPES}
     assert [each["source"] for each in built.values()] == ["built"] * 2
-    loaded = seen_by("int8_child.py", host.tree, host.base, products.root, *DTYPES, timeout=300)
+    loaded = seen_by("int8_child.py", host.tree, host.base, own_lab.root, *DTYPES, timeout=300)
     for name in DTYPES:
         assert loaded[name]["source"] == "loaded" and loaded[name]["key"] == built[name]["key"]
         assert loaded[name]["builds"] == 0
