@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
@@ -25,9 +25,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Most of a test's time is one thread's, and two fifths of it pass in waiting for servers, pages and
 # builds: three processes keep two cores busy. A file is one process's, for what its tests share;
-# those that take longest come first. With a GPU it is one process after the other: they
-# would take the card's memory, and its time, from each other.
+# those that take longest come first.
 PARALLEL = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
+
+# A test of a GPU needs about this much of its memory: the host, a model and what it computes.
+GIB_PER_TEST = 20
+MOST_BESIDE = 6
+BY_TESTS = ("--dist", "load", "--maxschedchunk", "1")
+
+# With another host or torch.
+QUICK = " and quick and not slow"
+
+# What pytest ends with where no test was chosen, as in one pass of several with -k.
+NONE_CHOSEN = 5
 
 # Images on a CPU are tensors of megabytes, which glibc asks the kernel for and gives back each
 # time: clearing those pages takes longer than what is computed on them.
@@ -68,13 +78,16 @@ def run(ready: Setup, arguments: Sequence[str | Path]) -> int:
 def demo(options: argparse.Namespace) -> int:
     """Show the whole way on a real server: build, swap in, any size, restart."""
     ready = setup.prepare()
-    flags = ["--cpu"] if not ready.has_gpu else []
+    flags = [] if ready.gpu_gib else ["--cpu"]
     return run(ready, ["-m", "dev.tools.demo", "--folder", options.folder, *flags])
 
 
 def test(options: argparse.Namespace) -> int:
     """Run every check; all of them run even when one fails."""
     ready = setup.prepare(options.host, options.torch)
+    if options.gpu and not ready.gpu_gib:
+        say("these tests need an NVIDIA GPU, and there is none here")
+        return 1
     if options.from_nothing:
         shutil.rmtree(KEPT, ignore_errors=True)
     try:
@@ -82,27 +95,25 @@ def test(options: argparse.Namespace) -> int:
         kept_graphs.prune(KEPT)
     except OSError as error:
         say(f"no compiled graphs are kept for later runs: {error}")
-    tests = ["-m", "pytest", "tests", *([] if ready.has_gpu else PARALLEL)]
-    if options.host == setup.DEFAULT_HOST and options.torch == setup.DEFAULT_TORCH:
-        checks = CHECKS
-        tests += [] if options.all else ["-m", "not slow"]
-    else:
-        checks = {}
-        tests += ["-m", "quick and not slow"]
-    tests += ["-k", options.k] if options.k else []
+    is_pinned = options.host == setup.DEFAULT_HOST and options.torch == setup.DEFAULT_TORCH
+    checks = CHECKS if is_pinned and not options.gpu else {}
     failed = []
     with ExitStack() as stack:
         beside = []
         for name, arguments in checks.items():
             output = stack.enter_context(tempfile.TemporaryFile("w+"))
             beside.append((name, arguments, start(ready, arguments, output), output))
-        say(f"pytest: python {' '.join(tests)}")
-        report = Path(stack.enter_context(tempfile.TemporaryDirectory()), "report.xml")
-        recording = ["--junitxml", report] if options.record else []
-        if run(ready, [*tests, *recording]):
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        ended = {}
+        for tests in passes(options, ready.gpu_gib, is_pinned=is_pinned):
+            say(f"pytest: python {' '.join(tests)}")
+            report = folder / f"{len(ended)}.xml"
+            chosen = ["-k", options.k] if options.k else []
+            ended[report] = run(ready, [*tests, *chosen, "--junitxml", report])
+        if not set(ended.values()) <= {0, NONE_CHOSEN} or 0 not in ended.values():
             failed.append("pytest")
         if options.record:
-            durations.record(report)
+            durations.record(ended)
         for name, arguments, process, output in beside:
             say(f"{name}: python {' '.join(arguments)}")
             if process.wait():
@@ -113,10 +124,25 @@ def test(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def passes(options: argparse.Namespace, gpu_gib: int, *, is_pinned: bool) -> Iterator[list[str]]:
+    """Yield the arguments of each run of pytest, one after the other: what needs no GPU, what
+    shares one, and what needs it to itself.
+    """
+    pytest = ["-m", "pytest", "tests"]
+    unless_all = "" if options.all else " and not slow"
+    if not options.gpu:
+        yield [*pytest, *PARALLEL, "-m", f"not gpu{unless_all if is_pinned else QUICK}"]
+    if options.gpu or (gpu_gib and is_pinned):
+        beside = max(1, min(gpu_gib // GIB_PER_TEST, MOST_BESIDE))
+        yield [*pytest, "-m", "gpu and not slow", *BY_TESTS, "-n", str(beside)]
+        if options.all:
+            yield [*pytest, "-m", "gpu and slow"]
+
+
 def bench(_options: argparse.Namespace) -> int:
     """Run the benchmarks, which need a GPU."""
     ready = setup.prepare()
-    if not ready.has_gpu:
+    if not ready.gpu_gib:
         say("the benchmarks need an NVIDIA GPU, and there is none here")
         return 1
     return run(ready, ["-m", "dev.benchmarks"])
@@ -143,6 +169,7 @@ def main() -> int:
         help="the quick half with another torch, in a virtual environment of its own",
     )
     command.add_argument("--all", action="store_true", help="those that build for minutes, too")
+    command.add_argument("--gpu", action="store_true", help="only those that need an NVIDIA GPU")
     command.add_argument(
         "--from-nothing", action="store_true", help=f"keep no graphs of earlier runs ({KEPT})"
     )

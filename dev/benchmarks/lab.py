@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock  # torch needs it, too
+
 from .models import KINDS
 from .pack import graph_files
 from .transformer_kinds import SECOND, SMALL, TRANSFORMERS, suffix
@@ -41,7 +43,10 @@ class ChildError(RuntimeError):
 
 
 class Lab:
-    """Starts children one after another and keeps what they share."""
+    """Starts children one after another and keeps what they share.
+
+    Labs of several processes may have one work folder: what is made there, one of them makes.
+    """
 
     def __init__(
         self, tree: Path, work: Path, *, smoke: bool = False, seconds: float | None = None
@@ -49,7 +54,8 @@ class Lab:
         self.tree, self.work, self.smoke = tree.resolve(), work.resolve(), smoke
         self._end = None if seconds is None else time.monotonic() + seconds
         self.facts: dict[str, Any] = {}
-        for folder in ("models", "stores", "logs", "base"):
+        self._base = self.work / "base" / str(os.getpid())
+        for folder in ("models", "stores", "logs", self._base):
             (self.work / folder).mkdir(parents=True, exist_ok=True)
 
     def kind(self, name: str) -> str:
@@ -119,17 +125,19 @@ class Lab:
 
     def fill(self, kind: str, *, workers: int = 0) -> None:
         """Make sure that the kind's store is full, for what must find every graph in it."""
-        if graph_files(Path(self.store(kind))):
-            return
-        self.run(
-            "cold_build",
-            limit_s=400,
-            model=self.file(kind),
-            kind=self.kind(kind),
-            store=self.store(kind),
-            size=self.pixels(1024, 1024),
-            workers=self.workers(workers),
-        )
+        store, file = self.store(kind), self.file(kind)
+        with FileLock(self.work / f"{Path(store).name}.lock"):
+            if graph_files(Path(store)):
+                return
+            self.run(
+                "cold_build",
+                limit_s=400,
+                model=file,
+                kind=self.kind(kind),
+                store=store,
+                size=self.pixels(1024, 1024),
+                workers=self.workers(workers),
+            )
 
     def run_in_modes(self, task: str, *, limit_s: float, **params: Any) -> dict[str, Any]:
         """Run one task (`run`) with dynamic VRAM, the host's "default", and with it "off"."""
@@ -167,13 +175,14 @@ class Lab:
         request = {
             "task": task,
             "tree": str(self.tree),
-            "base": str(self.work / "base"),
+            "base": str(self._base),
             "argv": [*(SMOKE_FLAGS if self.smoke else ()), *flags],
             "narrow": self.smoke,
             "pretended": pretended,
             "params": params,
         }
-        log = self.work / "logs" / f"{len(list((self.work / 'logs').iterdir())):03d}-{task}.log"
+        logs = self.work / "logs"
+        log = logs / f"{len(list(logs.iterdir())):03d}-{os.getpid()}-{task}.log"
         with tempfile.TemporaryDirectory(prefix="caches-", dir=self.work) as fresh:
             kept = caches or fresh
             environment = {
@@ -210,9 +219,10 @@ class Lab:
 
     def _file(self, stem: str, kind: str, fields: dict[str, Any]) -> str:
         path = self.work / "models" / f"{stem}.safetensors"
-        if not path.exists():
-            file = {"path": str(path), "kind": self.kind(kind), **fields}
-            self.run("make_files", limit_s=180, files=[file])
+        with FileLock(path.with_suffix(".lock")):
+            if not path.exists():
+                file = {"path": str(path), "kind": self.kind(kind), **fields}
+                self.run("make_files", limit_s=180, files=[file])
         return str(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,15 +13,21 @@ FILE = Path(__file__).resolve().parents[2] / "tests" / "durations.json"
 _LEAST_S = 3
 
 
-def record(report: Path) -> None:
-    """Write the seconds of each file down, of a report as `pytest --junitxml` writes it."""
+def record(reports: Iterable[Path]) -> None:
+    """Write the seconds of each file down, of reports as `pytest --junitxml` writes them. Files
+    that did not run keep theirs.
+    """
     seconds: Counter[str] = Counter()
-    for case in ElementTree.parse(report).getroot().iter("testcase"):
-        names = case.get("classname", "").removeprefix("tests.").split(".")
-        module = next((n for n, name in enumerate(names) if name.startswith("test_")), None)
-        if module is not None:
-            seconds["/".join(names[: module + 1]) + ".py"] += float(case.get("time", 0))
-    told = {file: round(time) for file, time in seconds.most_common() if time >= _LEAST_S}
+    for report in filter(Path.is_file, reports):
+        for case in ElementTree.parse(report).getroot().iter("testcase"):
+            names = case.get("classname", "").removeprefix("tests.").split(".")
+            module = next((n for n, name in enumerate(names) if name.startswith("test_")), None)
+            if module is not None and case.find("skipped") is None:
+                seconds["/".join(names[: module + 1]) + ".py"] += float(case.get("time", 0))
+    known = {file: time for file, time in recorded().items() if (FILE.parent / file).is_file()}
+    known |= {file: round(time) for file, time in seconds.items()}
+    longest = sorted(known.items(), key=lambda row: -row[1])
+    told = {file: time for file, time in longest if time >= _LEAST_S}
     FILE.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
 
 

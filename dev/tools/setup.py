@@ -63,7 +63,8 @@ class Setup(NamedTuple):
 
     python: Path
     tree: Path
-    has_gpu: bool
+    #: Memory of the first NVIDIA GPU; 0 without one.
+    gpu_gib: int
 
 
 def say(text: str) -> None:
@@ -71,13 +72,15 @@ def say(text: str) -> None:
     print(f"[dev] {text}", flush=True)
 
 
-def has_gpu() -> bool:
-    """Tell whether an NVIDIA GPU and its driver are there, without torch."""
+def gpu_gib() -> int:
+    """Memory of the first NVIDIA GPU, 0 without one or its driver; without torch."""
     found = shutil.which("nvidia-smi")
     if found is None:
-        return False
-    listed = subprocess.run([found, "-L"], capture_output=True, text=True, check=False)
-    return listed.returncode == 0 and "GPU" in listed.stdout
+        return 0
+    query = [found, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    listed = subprocess.run(query, capture_output=True, text=True, check=False)
+    mib = listed.stdout.partition("\n")[0].strip()
+    return round(int(mib) / 1024) if listed.returncode == 0 and mib.isdigit() else 0
 
 
 def torch_packages(version: str) -> tuple[str, ...]:
@@ -126,7 +129,7 @@ def prepare(host: str = DEFAULT_HOST, torch: str = DEFAULT_TORCH) -> Setup:
     if not PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:
         found = ".".join(map(str, sys.version_info[:2]))
         raise SetupError(f"Python must be 3.10 to 3.13, got {found}: start dev.py with another one")
-    gpu = has_gpu()
+    gpu = gpu_gib()
     given_venv, given_host = os.environ.get("WARMGRAPH_VENV"), os.environ.get("WARMGRAPH_HOST")
     if given_venv and torch != DEFAULT_TORCH:
         raise SetupError("WARMGRAPH_VENV has a torch of its own: unset it to try another one")
@@ -136,7 +139,7 @@ def prepare(host: str = DEFAULT_HOST, torch: str = DEFAULT_TORCH) -> Setup:
     python = interpreter(folder)
     if not given_venv:
         _make_venv(folder, python)
-        _install_torch(folder, python, packages, gpu)
+        _install_torch(folder, python, packages, bool(gpu))
     tree = own_tree or (Path(given_host) if given_host else _fetch_host(python, host))
     if not given_venv:
         _install_requirements(folder, python, tree, host, packages)

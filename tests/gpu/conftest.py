@@ -1,7 +1,8 @@
 """A real GPU, graphs that were packed and loaded there, and children: fresh processes with the host
 booted in one of its modes.
 
-Some fill the VRAM on purpose, so on one GPU these tests run one after the other, beside nothing.
+Those that are `slow` fill the VRAM on purpose, or time the card: they run one after the other,
+beside nothing. The others share it, and what one process has made or built they all find.
 """
 
 from __future__ import annotations
@@ -67,14 +68,16 @@ def loaded(gpu: None) -> Callable[..., tuple[Any, str]]:
 
 
 @pytest.fixture(scope="session")
-def lab(gpu: None, host_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def lab(gpu: None, host_tree: Path, run_folder: Path) -> Any:
     """Where children run; WARMGRAPH_BENCH_WORK names a benchmark's work folder to share."""
     work = os.environ.get("WARMGRAPH_BENCH_WORK")
-    return _lab_class()(host_tree, Path(work) if work else tmp_path_factory.mktemp("lab"))
+    return _lab_class()(host_tree, Path(work) if work else run_folder / "gpu")
 
 
 @pytest.fixture(scope="session")
 def sdxl(lab: Any) -> dict[str, Any]:
     """Arguments that every child here takes: full-size SDXL and a store that holds its graphs."""
-    lab.fill("sdxl")
+    from warmgraph_benchmarks.lab import BUILD_WORKERS
+
+    lab.fill("sdxl", workers=BUILD_WORKERS)
     return {"model": lab.model("sdxl"), "kind": "sdxl", "store": lab.store("sdxl")}

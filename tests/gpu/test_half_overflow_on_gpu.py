@@ -54,7 +54,7 @@ def test_small_models_that_overflow_are_the_hosts_and_compiled(lab: Any) -> None
         bounded=kinds,
         others=["wan"],
         store=lab.store("half-overflow"),
-        workers=14,
+        workers=6,
     )
     for row in result["rows"]:
         assert row["error"] <= TOLERANCE, row

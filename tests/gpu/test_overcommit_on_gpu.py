@@ -1,7 +1,7 @@
 """What does not fit into the VRAM is right and compiled: UNet with a control, ControlLoRA, VAE.
 
 Full-size models with random weights, each case in a fresh process of the real host, while another
-process holds the VRAM. Run with `pytest tests/gpu -m gpu`.
+process holds the VRAM. Run with `python dev test --gpu --all`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 FP16_REL_L2 = 5e-3  # of a UNet call or a control's tensor: another order of fp16 sums
 BF16_REL_L2 = 2e-2
+BUILD_WORKERS = 6
 DEFAULT: tuple[str, ...] = ()
 OFF = ("--disable-dynamic-vram",)
 NATIVE = ("--disable-cuda-malloc",)
@@ -51,6 +52,7 @@ def steered(request: pytest.FixtureRequest, lab: Any, sdxl: dict[str, Any]) -> d
         controls={name: files[name]("sdxl") for name in controls},
         size=[1024, 1024, 2],
         leave_mib=leave_mib,
+        workers=BUILD_WORKERS,
     )
     process = result.pop("process")
     assert process["dynamic_vram"] == request.param.startswith("dynamic")
@@ -89,6 +91,7 @@ def test_a_vae_equals_eager_with_little_vram_and_in_the_tiles_when_it_runs_out(l
         kind="vae",
         store=lab.store("vae-wide"),
         phases=VAE_PHASES,
+        workers=BUILD_WORKERS,
     )
     assert result["process"]["dynamic_vram"]
     for phase, tiled in (("little", 0), ("out", 1)):

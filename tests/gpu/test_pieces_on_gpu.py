@@ -12,36 +12,38 @@ MODES = {
     "legacy": ("--disable-dynamic-vram",),
     "native": ("--disable-cuda-malloc",),
 }
+#: Their sizes as `transformers.sample` takes them.
+MODELS = {"small_flux1": [512, 512, 1], "small_ltx23": [256, 256, 4, 1, 1]}
+#: Of each process: several build at once.
+BUILD_WORKERS = 6
 
 
-@pytest.mark.parametrize("override", ["unknown", "known", ""])
 @pytest.mark.parametrize("mode", MODES)
-def test_replayed_blocks_give_the_bits_of_calls(lab: Any, mode: str, override: str) -> None:
+def test_replayed_blocks_give_the_bits_of_calls(lab: Any, mode: str) -> None:
     """Under no override, and under one that is known, whole steps of Flux are
     replayed; of LTX none.
     """
-    for name, sides in (("small_flux1", [512, 512, 1]), ("small_ltx23", [256, 256, 4, 1, 1])):
-        result = lab.run(
-            "pieces",
-            MODES[mode],
-            limit_s=200,
-            name=name,
-            path="",
-            store=lab.store(f"pieces-{name}"),
-            size=sides,
-            override=override,
-            workers=14,
-        )
-        assert result["max_abs_diff"] == 0, result
-        assert result["rel_l2"] <= 5e-2, result
-        pieces, whole = result["captured"]["pieces"], result["captured"]["replayed"]
-        if name == "small_flux1" and override != "unknown":
-            assert whole > 0 and pieces["replayed"] == 0, result
+    result = lab.run(
+        "pieces_of_each",
+        MODES[mode],
+        limit_s=500,
+        models=MODELS,
+        stores={name: lab.store(f"pieces-{name}") for name in MODELS},
+        overrides=["unknown", "known", ""],
+        workers=BUILD_WORKERS,
+    )
+    assert len(result["rows"]) == 3 * len(MODELS)
+    for row in result["rows"]:
+        assert row["max_abs_diff"] == 0, row
+        assert row["rel_l2"] <= 5e-2, row
+        pieces, whole = row["captured"]["pieces"], row["captured"]["replayed"]
+        if row["name"] == "small_flux1" and row["override"] != "unknown":
+            assert whole > 0 and pieces["replayed"] == 0, row
             continue
-        assert pieces["replayed"] > 0 and whole == 0 and not pieces["refused"], result
-        assert bool(pieces["cuts"]) == (override == "unknown"), result
-        ours, calls = (result["calls"][form] for form in ("ours", "calls"))
-        assert ours == calls, result
+        assert pieces["replayed"] > 0 and whole == 0 and not pieces["refused"], row
+        assert bool(pieces["cuts"]) == (row["override"] == "unknown"), row
+        ours, calls = (row["calls"][form] for form in ("ours", "calls"))
+        assert ours == calls, row
 
 
 def test_a_soak_of_changes_gives_the_bits_of_calls(lab: Any) -> None:
@@ -53,7 +55,7 @@ def test_a_soak_of_changes_gives_the_bits_of_calls(lab: Any) -> None:
         store=lab.store("pieces-soak"),
         seed=11,
         prompts=300,
-        workers=14,
+        workers=BUILD_WORKERS,
     )
     assert result["prompts"] == 300 and result["builds"] == 0
     assert result["failing"] == [] and result["max_abs_diff"] == 0
@@ -69,6 +71,6 @@ def test_a_cancel_ends_a_long_step_soon(lab: Any) -> None:
         path="",
         store=lab.store("pieces-small_flux1"),
         size=[4096, 4096, 1, 8],
-        workers=14,
+        workers=BUILD_WORKERS,
     )
     assert result["ours_seconds"] <= max(0.4, 0.3 * result["step_seconds"]), result

@@ -1,7 +1,7 @@
 """A card on which only a part of SDXL fits: right and compiled, and not captured for a reason.
 
 Full-size SDXL in fp16 with random weights, each mode of the host in a fresh process, while another
-process holds most of the VRAM. Run with `pytest tests/gpu -m gpu`.
+process holds most of the VRAM. Run with `python dev test --gpu --all`.
 """
 
 from __future__ import annotations

@@ -8,6 +8,10 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 MODES = {"dynamic": (), "legacy": ("--disable-dynamic-vram",), "streamed": ("--novram",)}
+#: Each test takes a part of all models, in a process of its own: several share the card.
+PARTS = 4
+#: Of each process: several build at once.
+BUILD_WORKERS = 6
 #: They have no regions.
 WHOLE = ("cosmos", "aura", "kandinsky", "omnigen", "ernie")
 KINDS = (
@@ -38,19 +42,23 @@ OF_ITS_OWN = 2
 COARSEST = 1e-1
 
 
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("mode", MODES)
-def test_every_family_and_format_runs_compiled_and_as_the_host(lab: Any, mode: str) -> None:
+def test_every_family_and_format_runs_compiled_and_as_the_host(
+    lab: Any, mode: str, part: int
+) -> None:
+    kinds, formats = KINDS[part::PARTS], FORMATS[part::PARTS]
     result = lab.run(
         "small_transformers",
         MODES[mode],
-        limit_s=580,
-        kinds=list(KINDS),
-        formats=list(FORMATS),
+        limit_s=400,
+        kinds=list(kinds),
+        formats=list(formats),
         store=lab.store("small-transformers"),
-        workers=14,
+        workers=BUILD_WORKERS,
         lora=mode != "streamed",  # patched at each call there: a second graph of fp8 is built
     )
-    assert len(result["rows"]) == len(KINDS) + len(FORMATS)
+    assert len(result["rows"]) == len(kinds) + len(formats)
     for row in result["rows"]:
         form = row["kind"].partition(" ")[2]
         tolerance = min(COARSEST, max(TOLERANCE, OF_ITS_OWN * row["own"]))
@@ -71,18 +79,22 @@ def test_every_family_and_format_runs_compiled_and_as_the_host(lab: Any, mode: s
         assert row["exact"]["replayed"] >= 9 and row["exact"]["max_abs_diff"] == 0, row
 
 
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("mode", MODES)
-def test_models_of_video_and_audio_run_compiled_and_as_the_host(lab: Any, mode: str) -> None:
+def test_models_of_video_and_audio_run_compiled_and_as_the_host(
+    lab: Any, mode: str, part: int
+) -> None:
+    kinds = AUDIO_VIDEO[part::PARTS]
     result = lab.run(
         "small_audio_video",
         MODES[mode],
         limit_s=400,
-        kinds=list(AUDIO_VIDEO),
+        kinds=list(kinds),
         store=lab.store("small-audio-video"),
-        workers=14,
+        workers=BUILD_WORKERS,
         lora=mode != "streamed",
     )
-    assert [row["kind"] for row in result["rows"]] == list(AUDIO_VIDEO)
+    assert [row["kind"] for row in result["rows"]] == list(kinds)
     for row in result["rows"]:
         tolerance = min(COARSEST, max(TOLERANCE, OF_ITS_OWN * row["own"]))
         assert max(row["errors"]) <= tolerance, row

@@ -1,7 +1,7 @@
 """Compiled regions use exactly the weights that the host would, in every mode, wherever they lie.
 
 Full-size SDXL in fp16 with random weights, each case in a fresh process of the real host. Run with
-`pytest tests/gpu -m gpu`.
+`python dev test --gpu --all`.
 """
 
 from __future__ import annotations

@@ -71,6 +71,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "forecast_steps": forecast_steps.forecast_steps,
     "changes": changes.changes,
     "pieces": pieces.pieces,
+    "pieces_of_each": pieces.pieces_of_each,
     "interrupt": pieces.interrupt,
     "pieces_soak": pieces_soak.pieces_soak,
     "transformer": transformers.transformer,

@@ -99,6 +99,34 @@ def pieces(
     return result
 
 
+def pieces_of_each(
+    *, models: dict[str, list[int]], stores: dict[str, str], overrides: list[str], workers: int = 0
+) -> dict[str, Any]:
+    """Run `pieces` of each small model under each override, in one process.
+
+    Args:
+        models: their sizes by name.
+        stores: likewise.
+
+    Returns:
+        {"rows": [{"name", "override", and what `pieces` returns}]}
+    """
+    rows = []
+    for name, size in models.items():
+        for override in overrides:
+            found = pieces(
+                name=name,
+                path="",
+                store=stores[name],
+                size=size,
+                override=override,
+                workers=workers,
+            )
+            rows.append({"name": name, "override": override, **found})
+            partial({"rows": rows})
+    return {"rows": rows}
+
+
 def interrupt(
     *, name: str, path: str, store: str, size: list[int], workers: int = 0
 ) -> dict[str, Any]:
