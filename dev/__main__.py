@@ -128,15 +128,15 @@ def passes(options: argparse.Namespace, gpu_gib: int, *, is_pinned: bool) -> Ite
     """Yield the arguments of each run of pytest, one after the other: what needs no GPU, what
     shares one, and what needs it to itself.
     """
-    pytest = ["-m", "pytest", "tests"]
+    pytest, on_gpu = (["-m", "pytest", folder] for folder in ("tests", "tests/gpu"))
     unless_all = "" if options.all else " and not slow"
     if not options.gpu:
         yield [*pytest, *PARALLEL, "-m", f"not gpu{unless_all if is_pinned else QUICK}"]
     if options.gpu or (gpu_gib and is_pinned):
         beside = max(1, min(gpu_gib // GIB_PER_TEST, MOST_BESIDE))
-        yield [*pytest, "-m", "gpu and not slow", *BY_TESTS, "-n", str(beside)]
+        yield [*on_gpu, "-m", "gpu and not slow", *BY_TESTS, "-n", str(beside)]
         if options.all:
-            yield [*pytest, "-m", "gpu and slow"]
+            yield [*on_gpu, "-m", "gpu and slow"]
 
 
 def bench(_options: argparse.Namespace) -> int:

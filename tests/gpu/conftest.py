@@ -1,8 +1,9 @@
 """A real GPU, graphs that were packed and loaded there, and children: fresh processes with the host
 booted in one of its modes.
 
-Those that are `slow` fill the VRAM on purpose, or time the card: they run one after the other,
-beside nothing. The others share it, and what one process has made or built they all find.
+Those that are `slow` fill the VRAM on purpose, measure it or time the card, or take minutes: they
+run one after the other, beside nothing. The others share it, and what one process has made or built
+they all find.
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ def test_what_the_hosts_step_caches_compute_is_replayed(lab: Any, sdxl: dict[str
         assert row["share"] >= 0.9 and row["max_abs_diff"] == 0, row
 
 
+@pytest.mark.slow
 def test_a_soak_of_changes_stays_right_and_builds_nothing(lab: Any, sdxl: dict[str, Any]) -> None:
     """A short slice; `python -m dev.benchmarks --only soak_0,...` runs the long ones."""
     result = lab.run(

@@ -46,6 +46,7 @@ def test_replayed_blocks_give_the_bits_of_calls(lab: Any, mode: str) -> None:
         assert ours == calls, row
 
 
+@pytest.mark.slow
 def test_a_soak_of_changes_gives_the_bits_of_calls(lab: Any) -> None:
     """Sizes, batches, overrides, LoRAs, cancels and two models, drawn from a seed."""
     result = lab.run(
@@ -63,6 +64,7 @@ def test_a_soak_of_changes_gives_the_bits_of_calls(lab: Any) -> None:
     assert result["vram_mib_per_100_prompts"] <= 20, result
 
 
+@pytest.mark.slow
 def test_a_cancel_ends_a_long_step_soon(lab: Any) -> None:
     result = lab.run(
         "interrupt",

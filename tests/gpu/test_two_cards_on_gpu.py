@@ -176,6 +176,7 @@ def test_where_cards_are_two_sorts_each_has_a_target_of_its_own() -> None:
         assert target["capability"] == f"{major}.{minor}"
 
 
+@pytest.mark.slow
 def test_allocations_of_a_graph_lie_apart_where_cards_map_each_others_memory(lab: Any) -> None:
     import torch
 
@@ -188,6 +189,7 @@ def test_allocations_of_a_graph_lie_apart_where_cards_map_each_others_memory(lab
         pytest.xfail("this driver is mended; once all are, cuda_graphs.own_pools can go")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_split_runs_compiled_on_both_cards_through_what_people_do(
     lab: Any, sdxl: dict[str, Any], mode: str
@@ -222,6 +224,7 @@ def test_a_split_runs_compiled_on_both_cards_through_what_people_do(
     assert mib["after"] <= mib["before"] + 1500, "libraries' memory stays"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["dynamic", "legacy"])
 def test_what_is_put_on_the_second_card_runs_compiled_there(
     lab: Any, sdxl: dict[str, Any], mode: str
