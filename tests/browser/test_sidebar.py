@@ -35,8 +35,8 @@ FILES = f"document.querySelectorAll('{TAB} [data-key=store] tbody tr').length"
 
 @pytest.fixture(scope="module")
 def own_server(start_server: Callable[..., Server], place_model: Callable[..., str]) -> Server:
-    """A server of its own, for its store is cleared; four of a narrow SDXL's graphs are missing."""
-    server = start_server(lend=4)
+    """A server of its own, for its store is cleared; two of a narrow SDXL's graphs are missing."""
+    server = start_server(lend=2)
     place_model(server, "narrowxl", name=MODEL)
     return server
 
