@@ -22,8 +22,8 @@ from .test_learned_models import narrow
 
 #: The first is watched.
 SIZES = ((1, 4, 6, 5), (1, 4, 6, 5), (1, 4, 6, 5))
-#: Of eleven changes, four of them of roots.
-QUICK, CHUNK = range(12, 24), 100
+#: Of five changes, three of them of roots.
+QUICK, CHUNK = range(18, 24), 100
 
 
 def wrong(lab: Lab, folder: Path, seed: int, served: set[str]) -> str | None:
