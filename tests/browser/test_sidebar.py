@@ -16,17 +16,7 @@ import pytest
 from warmgraph_tools.host import Server
 from warmgraph_tools.page import STATUS, TOASTS, Page
 
-from .tab import (
-    BAR,
-    FAINT,
-    REPORT,
-    RUNNING,
-    TAB,
-    open_small,
-    open_tab,
-    text_in,
-    wait_until_idle,
-)
+from .tab import BAR, FAINT, REPORT, RUNNING, TAB, open_small, open_tab, text_in, wait_until_idle
 
 MODEL = "sd_xl_base_1.0.safetensors"
 ZH = "缺少 C++ 编译器"

@@ -123,9 +123,7 @@ def test_step_caches_skip_the_same_steps(xl: Subject, class_type: str) -> None:
     assert reasons(xl.check(cache, steps=6)) == {}
 
 
-def test_a_model_function_wrapper_and_extra_guidance_leave_everything_compiled(
-    xl: Subject,
-) -> None:
+def test_a_model_function_wrapper_and_extra_guidance_leave_everything_compiled(xl: Subject) -> None:
     def patch(model: Any) -> Any:
         clone = node(xl, "RescaleCFG", multiplier=0.7)(model)
         clone.set_model_unet_function_wrapper(
@@ -511,9 +509,7 @@ def test_a_class_whose_code_was_replaced_runs_its_new_code(
 
     original = FeedForward.forward
     monkeypatch.setattr(
-        FeedForward,
-        "forward",
-        functools.wraps(original)(lambda self, x: 0.5 * original(self, x)),
+        FeedForward, "forward", functools.wraps(original)(lambda self, x: 0.5 * original(self, x))
     )
     compiled = xl.lab.compiled(xl.model, when_missing="never")
     changed = xl.sample(xl.model)

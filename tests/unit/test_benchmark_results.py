@@ -107,10 +107,7 @@ def test_another_hosts_figures_never_stand_for_the_usual_ones(
     ],
 )
 def test_new_size_costs_what_eager_does_not_pay_there_and_no_less_than_nothing(
-    benchmarks: ModuleType,
-    eager: tuple[float, float],
-    ours: tuple[float, float],
-    expected: float,
+    benchmarks: ModuleType, eager: tuple[float, float], ours: tuple[float, float], expected: float
 ) -> None:
     extras = {"eager": eager, "ours": ours}
     rows = {name: {"a": {"extra": a}, "b": {"extra": b}} for name, (a, b) in extras.items()}
