@@ -77,7 +77,7 @@ def remember_vector_instructions(folder: Path, *, suffix: str) -> None:
     """Share between processes which vector instructions the compiler can use. Torch tries each in a
     new Python that imports torch, which takes seconds; here a fork does.
 
-    Whether the CPU has them torch asks it in every process.
+    Torch asks the CPU itself, in every process, whether it has them.
 
     Args:
         folder: holds an empty file per working one, named by machine, compiler, torch, flags and
@@ -313,7 +313,7 @@ def _as_custom_pass(change: Callable[[Any], Any]) -> Any:
 
 @contextlib.contextmanager
 def _persistent_rows() -> Iterator[None]:
-    """Reduce rows of up to `PERSISTENT_ROW` elements in registers, in this thread; of
+    """Reduce rows of up to `PERSISTENT_ROW` elements in registers, in this thread; of up to
     `PERSISTENT_ANY` if what follows reads the row in another order (rotations): it is read again
     then, and blocks of threads with long rows hide less of that.
     """
