@@ -7,9 +7,9 @@ others wait and load them. `make_lab` copies that store for tests that change it
 kinds that a test has built for real, or starts with an empty one; `start_server(lend=...)` copies
 those graphs and the key to a server. Small transformers have a store of their own in that folder,
 which the server of their workflows fills, too (`pass_transformers`). Keys hold the sources' hashes,
-so a graph that fits is the right one. Tests come in the order of `ROOMS`: servers when there is
-something to lend, and what takes long before what takes little, so that no process is left without
-work. In any other order, or alone, the same is shown and more is built.
+so a graph that fits is the right one, and what an earlier run kept is lent as well. The files that
+take longest come first (`durations.json`), so that no process is left without work. In any other
+order, or alone, the same is shown and more is built.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from warmgraph_tools import checkpoints, compiler_facts, durations, inprocess  #
 from warmgraph_tools.host import Server  # noqa: E402
 from warmgraph_tools.inprocess import Host  # noqa: E402
 from warmgraph_tools.install import prepare_base  # noqa: E402
-from warmgraph_tools.kept_graphs import STORE, keeping, pass_on  # noqa: E402
+from warmgraph_tools.kept_graphs import STORE, VARIABLE, keeping, pass_on  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -243,16 +243,20 @@ def pass_transformers(transformers_store: tuple[Path, FileLock]) -> PassTransfor
 
 
 class BuiltOnce:
-    """The graphs of a narrow SDXL, which the first process of a run builds."""
+    """The graphs of a narrow SDXL, which the first process of a run builds, or an earlier run did:
+    one of other code has other keys, and lends nothing that fits.
+    """
 
     def __init__(self, folder: Path) -> None:
         #: Held while they are built.
         self.lock = FileLock(folder / "lab.lock")
-        self._list = folder / "lab.json"
+        kept = os.environ.get(VARIABLE)
+        self._lists = [folder / "lab.json", *([Path(kept, "lab", "lab.json")] if kept else [])]
 
     def note(self, root: Path, keys: Sequence[str]) -> None:
         """Let servers be lent these graphs of the engine with the folders below `root`."""
-        self._list.write_text(json.dumps({"root": str(root), "keys": list(keys)}), "utf-8")
+        for file, home in zip(self._lists, (root, self._lists[-1].parent), strict=False):
+            file.write_text(json.dumps({"root": str(home), "keys": list(keys)}), "utf-8")
 
     def lend(self, base: Path, *, without: int = 0) -> None:
         """Copy the graphs and what signed them to a server's folders; nothing if there are none.
@@ -261,11 +265,13 @@ class BuiltOnce:
             without: how many of them are left for the server to build, the quickest to build.
         """
         with self.lock:
-            if not self._list.is_file():
+            found = next((file for file in self._lists if file.is_file()), None)
+            if found is None:
                 return
-            built = json.loads(self._list.read_text("utf-8"))
+            built = json.loads(found.read_text("utf-8"))
         root = Path(built["root"])
-        sizes = {key: (root / STORE / f"{key}.safetensors").stat().st_size for key in built["keys"]}
+        files = {key: root / STORE / f"{key}.safetensors" for key in built["keys"]}
+        sizes = {key: file.stat().st_size for key, file in files.items() if file.is_file()}
         pass_on(root, base, sorted(sizes, key=sizes.__getitem__)[without:])
 
 
@@ -312,11 +318,8 @@ def start_server(
 
 @pytest.fixture(scope="session")
 def server(start_server: Callable[..., Server]) -> Server:
-    """One server that all tests share: leave it running, and no setting changed.
-
-    Of a narrow SDXL's graphs it may have all but one; that one it builds.
-    """
-    return start_server(lend=1)
+    """One server that all tests share: leave it running, and no setting changed."""
+    return start_server(lend=0)
 
 
 class PlaceModel(Protocol):

@@ -1,7 +1,7 @@
-"""The region plan of the host's T2I-Adapter for SD1.5 and SDXL: its residual blocks.
+"""Regions of the host's T2I-Adapter for SD1.5 and SDXL: its residual blocks.
 
-The block's downsampling stays the host's, which sets the pool's padding from each size's parity; so
-do the first convolution and the unshuffling.
+Downsampling stays the host's (it pads by each size's parity), as do the first convolution and the
+unshuffling.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ FORMS: dict[str, Form] = {BLOCK.name: BLOCK}
 
 
 def plan_adapter(model: Any) -> Plan:
-    """Cut the host's `Adapter` into regions."""
     plan = Plan(symbols=unet.SYMBOLS)
     for i, block in enumerate(model.body):
         plan.dispatches.append(dispatch_one(Place(f"body.{i}", block, BLOCK)))

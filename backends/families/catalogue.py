@@ -1,4 +1,4 @@
-"""Which model family a module of the host is of; the only list of families."""
+"""The only list of model families, by the class of the root module."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ FAMILIES = (
     packed_weight.FAMILY,
 )
 
-#: What a model raises that is built in another way, by another version of the host.
+#: Raised by models that another host version builds otherwise.
 _UNLIKE = (AttributeError, ImportError, LookupError, TypeError, ValueError)
 
 _FORMS: dict[tuple[str, str], Form] = {
@@ -78,11 +78,10 @@ _BY_ROOT: dict[str, Family] = {name: family for family in FAMILIES for name in f
 
 
 def form_of(family: str, name: str, way: Mapping[str, Any] | None = None) -> Form:
-    """Return a form by what a description carries: its names, and the way in which its block is
-    called where that was learned.
+    """Return a form by the names, and for learned blocks the way, in a description.
 
     Raises:
-        KeyError: there is no such form, or a learned one is of another name.
+        KeyError: no such form, or a learned one of another name.
     """
     if not way:
         return _FORMS[family, name]
@@ -93,15 +92,15 @@ def form_of(family: str, name: str, way: Mapping[str, Any] | None = None) -> For
 
 
 def family_title(name: str) -> str | None:
-    """Return what people call the models of a family, None for a name that is not known here."""
+    """Return a family's display name, or None if it is unknown."""
     return _TITLES.get(name)
 
 
 def plan_model(root: torch.nn.Module, record: Mapping[str, Any] | None = None) -> Plan | Reason:
-    """Cut a model of the host into regions, or say in a line why it stays as it is.
+    """Cut a model into regions, or return why it runs as the host's.
 
     Args:
-        record: what was learned of it, for a model whose blocks no family here describes.
+        record: what was learned of a model that no family describes.
     """
     cls = type(root)
     family = _family(cls)
@@ -127,17 +126,14 @@ def plan_model(root: torch.nn.Module, record: Mapping[str, Any] | None = None) -
 
 
 def may_be_learned(root: torch.nn.Module) -> bool:
-    """Tell whether a step may show how a model calls its blocks: its class is the host's, and no
-    family here describes it.
-    """
+    """Tell whether the class is the host's and described by no family."""
     family = _family(type(root))
     return (family is None or not family.forms) and foreign_class(type(root)) is None
 
 
 def may_be_swapped(root: torch.nn.Module) -> bool:
-    """Tell whether a model's class may have been put in place of one that is cut here: packs do so
-    for as long as their clone of the model is loaded. A class of the host that derives from such a
-    one is an architecture of its own.
+    """Tell whether a pack may have swapped the class of a model that is cut here, as some do while
+    their clone is loaded. A host class derived from one is its own architecture.
     """
     own, *parents = type(root).__mro__
     families = filter(None, map(_family, parents))
@@ -151,7 +147,7 @@ def may_be_captured(root: torch.nn.Module) -> bool:
 
 
 def unread_options(root: torch.nn.Module) -> frozenset[str]:
-    """Return the names of the options that a module's own forward does not read."""
+    """Return the options that a module's forward does not read."""
     family = _family(type(root))
     return UNREAD if family is None else family.unread
 
@@ -164,11 +160,10 @@ def guided_together(root: torch.nn.Module) -> bool:
 def empty_inputs(
     root: torch.nn.Module, settings: Mapping[str, Any], latent: tuple[int, ...]
 ) -> Inputs | None:
-    """Return what a module's call on an empty latent of this shape takes; None if that is not
-    known.
+    """Return the inputs of a call on an empty latent of this shape, or None if unknown.
 
     Args:
-        settings: the module's, as the host's detection read them from its file.
+        settings: the module's, as the host detected them from its file.
     """
     for family in _families(root):
         with contextlib.suppress(*_UNLIKE):

@@ -1,8 +1,8 @@
-"""The region plan of the host's ControlNet: SD1.5, SD2, SDXL, its union variant, ControlLoRA.
+"""Regions of the host's ControlNet: SD1.5, SD2, SDXL, its union variant, ControlLoRA.
 
-Its encoder is made of the UNet's own blocks and shares their forms, so an encoder of equal layout
-runs through the graphs of the UNet that it controls. Its own is the block that reads the hint. The
-zero convolutions and the embeddings stay the host's: a graph of one convolution gains nothing.
+The encoder consists of the UNet's blocks and shares their forms, so it runs on the graphs of the
+UNet that it controls. The block that reads the hint is its own. Zero convolutions and embeddings
+stay the host's: a graph of one convolution gains nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Hint(Form):
 
     family = NAME
     name = "hint"
-    arguments = Arguments("hint", emb=None, context=None)  # its layers look at nothing else
+    arguments = Arguments("hint", emb=None, context=None)  # its layers read nothing else
 
     def label(self, module: Any) -> str:
         return f"Hint block {module[0].in_channels}->{module[-1].out_channels}"
@@ -47,7 +47,6 @@ FORMS: dict[str, Form] = {HINT.name: HINT}
 
 
 def plan_control(model: Any) -> Plan:
-    """Cut the host's `cldm.ControlNet` into regions."""
     plan = Plan(symbols=SYMBOLS)
     hint = Place("input_hint_block", model.input_hint_block, HINT)
     plan.dispatches.append(dispatch_one(hint))
@@ -57,7 +56,7 @@ def plan_control(model: Any) -> Plan:
 
 
 def _has_one_control(model: Any) -> bool:
-    """A union copies its choice of control to the GPU in each call."""
+    """A union copies its control type to the GPU in each call."""
     return getattr(model, "control_add_embedding", None) is None
 
 

@@ -1,7 +1,6 @@
-"""The region plan of the host's Cosmos Predict2 and of Anima, which is made of its blocks.
+"""Regions of the host's Cosmos Predict2, and of Anima, which uses its blocks: blocks, last layer.
 
-Regions: blocks, the last layer. Embeddings, the rotation table and Anima's adapter of a text stay
-the host's.
+Embeddings, the rotation table and Anima's text adapter stay the host's.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ _POSITIONS = of("positions")
 
 
 class Block(dit.Attending):
-    """Block: `x [batch, img, C]`, what modulates `emb [batch, 1, C]`, `context [batch, txt, C']`,
-    the rotation table and, where the module has such layers, `adaln [batch, 1, 3 C]` -> as x. In a
-    model that computes in float16 x is in float32.
+    """Block: `x [batch, img, C]` (float32 if the model computes in float16), modulation `emb
+    [batch, 1, C]`, `context [batch, txt, C']`, rotation table, optional `adaln [batch, 1, 3 C]` ->
+    as x.
     """
 
     family = NAME
@@ -88,8 +87,8 @@ class Block(dit.Attending):
 
 
 class FrameBlock(Block):
-    """As `Block`, with a timestep for each frame: `x [batch, frames, patches, C]`, what
-    modulates `emb [batch, frames, C]` and `adaln [batch, frames, 3 C]`.
+    """As `Block`, with a timestep per frame: `x [batch, frames, patches, C]`, `emb [batch, frames,
+    C]`, `adaln [batch, frames, 3 C]`.
     """
 
     name = "frame_block"
@@ -114,8 +113,8 @@ class FrameBlock(Block):
 
 
 class Last(Form):
-    """FinalLayer: `x [batch, img, C]`, `emb [batch, 1, C]` and, where the module has such layers,
-    `adaln [batch, 1, 3 C]` -> `[batch, img, patch]`.
+    """FinalLayer: `x [batch, img, C]`, `emb [batch, 1, C]`, optional `adaln` -> `[batch, img,
+    patch]`.
     """
 
     family = NAME
@@ -153,8 +152,8 @@ FORMS: dict[str, Form] = {form.name: form for form in (BLOCK, FRAME_BLOCK, LAST)
 
 
 def plan_cosmos(model: Any) -> Plan:
-    """Cut a Cosmos Predict2 into regions; one that takes a mask of frames is for videos: of 93
-    frames of 1280x720 two at once have more than 2**31 elements in the 14B model's blocks.
+    """Cut a Cosmos Predict2. One with a frame mask is for videos: two of 93 frames at 1280x720
+    exceed 2**31 elements in the 14B model's blocks.
     """
     from comfy.ldm.cosmos import predict2 as host
 
@@ -212,7 +211,7 @@ def _serve(
     table: torch.Tensor,
     adaln: torch.Tensor | None,
 ) -> Any:
-    """Compute a block of one timestep, or of one for each frame."""
+    """Compute a block of one timestep, or of one per frame."""
     plain, *more = calls
     reason = dit.changed(options)
     if table.shape[:3] != (1, x.shape[1:4].numel(), 1):

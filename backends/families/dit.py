@@ -1,6 +1,4 @@
-"""What blocks of the host's diffusion transformers share: their sizes, their attention, and what
-another node may put into them.
-"""
+"""What the host's diffusion transformer blocks share: sizes, attention, others' patches."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ Options = dict[str, Any] | None
 #: What a form's reference calls the host's block with.
 options = host_attention.options
 
-#: Why a block is the host's where some tokens are modulated otherwise than the others.
+#: Some tokens are modulated differently.
 REFERENCES = of("references")
 #: Why where it takes one timestep alone.
 FRAMES = of("frames")
@@ -39,24 +37,22 @@ UNREAD_OPTIONS = UNREAD | {"cond_or_uncond", "sample_sigmas", "sigmas"}
 
 
 def mask(name: str) -> Any:
-    """Return what a form's reference calls the host's block with in a mask's place (`serve`)."""
+    """Return the placeholder for a mask in a reference's call of the host's block (`serve`)."""
     return live_arguments.given(name, live_arguments.LiveMask)
 
 
 def attention(name: str) -> Any:
-    """Return the same in the place of a function that attends."""
+    """Return the placeholder for an attention function."""
     return live_arguments.given(name, host_attention.LiveAttention)
 
 
 def takes(*first: str, **uses: Use) -> Arguments:
-    """Say what becomes of a block's arguments, and take the options of its step."""
+    """Map a block's arguments; the step's options come first."""
     return Arguments(*first, **uses, transformer_options=OR_NONE)
 
 
 class Attending(Form):
-    """A block that `reference` calls with `options()`, for all attention within; what is taken of
-    its calls begins with those.
-    """
+    """A block that `reference` calls with `options()`; its call's arguments begin with those."""
 
     live_attention = True
 
@@ -68,14 +64,12 @@ class Attending(Form):
         return changed(options)
 
     def serve(self, call: Call, options: Options, *inputs: Any) -> Any:
-        """Compute a place of what is taken of a call; None where the host must."""
+        """Compute a place from a call's arguments; None if the host must."""
         return serve(call, self.changed(options), options, *inputs)
 
 
 class LastLayer(Form):
-    """`x [batch, img, C]`, `vec [batch, C']`, which modulates it -> x, or what its tokens unfold
-    into.
-    """
+    """`x [batch, img, C]`, modulation `vec [batch, C']` -> x, or what its tokens unfold into."""
 
     name = "last"
     arguments = Arguments("x", "vec", modulation_dims=REFERENCES, timestep_zero_index=REFERENCES)
@@ -91,10 +85,8 @@ class LastLayer(Form):
         """Set up for one family.
 
         Args:
-            family: the family.
-            title: what its models are called.
-            tokens: the size that tokens are counted by.
-            vec: the sizes of `vec` but for its last one.
+            tokens: the symbol that counts tokens.
+            vec: the sizes of `vec` except the last.
         """
         self.family = family
         self._title, self._tokens, self._vec = title, tokens, vec
@@ -113,7 +105,7 @@ class LastLayer(Form):
 
 
 def modulated(vector: str, width: int, dtype: str) -> tuple[InputSpec, ...]:
-    """Return the inputs of a block of one stream: `x [batch, img, C]`, a vector `[batch, C]`."""
+    """Return a one-stream block's inputs: `x [batch, img, C]`, a vector `[batch, C]`."""
     return (
         InputSpec("x", dtype, ("batch", "img", width)),
         InputSpec(vector, dtype, ("batch", width)),
@@ -130,12 +122,11 @@ def cut_stack(
     widens: bool = False,
     serve: Forward | None = None,
 ) -> None:
-    """Make each block of a stack one region; one of another class than this stays outside.
+    """Make each block of a stack a region, except those of another class.
 
     Args:
-        stack: where in the model.
-        widens: as a `Place`'s.
-        serve: as `dispatch_one` takes it.
+        stack: its attribute in the model.
+        serve: as for `dispatch_one`.
     """
     for i, block in enumerate(attrgetter(stack)(model)):
         name = f"{stack}.{i}"
@@ -146,15 +137,15 @@ def cut_stack(
 
 
 def cut_last(plan: Plan, model: Any, name: str, cls: type[torch.nn.Module], form: Form) -> None:
-    """Make a last layer of this very class one region; ControlNets have none."""
+    """Make a last layer of exactly this class a region; ControlNets have none."""
     last = getattr(model, name, None)
     if type(last) is cls:
         plan.dispatches.append(dispatch_one(Place(name, last, form)))
 
 
 def calls_of(*classes: str) -> Callable[[torch.nn.Module], bool]:
-    """Make a `Family.may_be_captured` that knows these classes by name: their own forward neither
-    reads from the GPU nor copies to it (`tests/engine/test_device_copies.py`).
+    """Make a `Family.may_be_captured` for these classes: their forward neither reads from the GPU
+    nor copies to it (`tests/engine/test_device_copies.py`).
     """
     return lambda root: type(root).__name__ in classes
 
@@ -164,11 +155,7 @@ _WITHIN = ("attn1_patch", "attn1_output_patch", "attn2_patch", "mlp_patch")
 
 
 def changed(options: Options) -> Reason | None:
-    """Return why a block must run the host's code in this call, or None.
-
-    Args:
-        options: the call's `transformer_options`.
-    """
+    """Return why `transformer_options` send a block to the host's code, or None."""
     patches = options.get(PATCHES) if options else None
     if patches:
         for name in _WITHIN:
@@ -184,12 +171,10 @@ def serve(
     *inputs: Any,
     live: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Compute a block, its attention with the call's `transformer_options`; None where the host
-    must, for a `reason`.
+    """Compute a block with the call's options; None if the host must, for `reason`.
 
     Args:
-        live: masks of this call, and functions that attend, by the names that the form's reference
-            has for them.
+        live: the call's masks and attention functions, by their names in the reference.
     """
     if reason is not None:
         return call.decline(reason)
@@ -198,7 +183,7 @@ def serve(
 
 
 def split(joint: torch.Tensor, axis: int, *lengths: int) -> list[torch.Tensor]:
-    """Cut a tensor along its tokens: pieces of these lengths, and what is left."""
+    """Split along tokens into pieces of these lengths and the rest."""
     pieces = []
     for length in lengths:
         pieces.append(joint.narrow(axis, 0, length))

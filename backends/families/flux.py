@@ -1,10 +1,8 @@
-"""The region plan of the host's Flux (Flux 1, Flux 2, klein, Kontext, Fill; LongCat and Ovis), of
-Chroma and HunyuanVideo (1.5 and HunyuanImage, too), which are made of its blocks, and of Flux's
-ControlNets.
+"""Regions of the host's Flux (1, 2, klein, Kontext, Fill; LongCat, Ovis) and its ControlNets, and
+of Chroma and HunyuanVideo (1.5, HunyuanImage), which use its blocks.
 
-Regions: blocks of two streams, blocks of one, the last layer. Embeddings, the rotation table, the
-modulations that the blocks of Flux 2 and Chroma share and HunyuanVideo's refiner of text tokens
-stay the host's.
+Regions: two-stream blocks, one-stream blocks, the last layer. Embeddings, the rotation table,
+modulations shared by blocks (Flux 2, Chroma) and HunyuanVideo's text refiner stay the host's.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ NAME = "flux"
 
 class Double(dit.Attending):
     """DoubleStreamBlock: `img [batch, img, C]`, `txt [batch, txt, C]`, the rotation table in two
-    parts, and what modulates: `vec [batch, C]`, or twelve `[batch, 1, C]` -> `(img, txt)`.
+    parts, modulation `vec [batch, C]` or twelve `[batch, 1, C]` -> `(img, txt)`.
     """
 
     family = NAME
@@ -65,7 +63,7 @@ class Double(dit.Attending):
         )
 
     def gives_back(self, position: int, dtype: torch.dtype) -> bool:
-        """The text's is bounded, in a tensor of its own, where its dtype may overflow."""
+        """Text is clamped into a new tensor if its dtype may overflow."""
         return position == 0 or dtype is not torch.float16
 
     def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
@@ -77,8 +75,8 @@ class Double(dit.Attending):
 
 
 class Single(dit.Attending):
-    """SingleStreamBlock: `x [batch, tokens, C]`, the rotation table, and what modulates: `vec
-    [batch, C]`, or three `[batch, 1, C]` -> as x.
+    """SingleStreamBlock: `x [batch, tokens, C]`, the rotation table, modulation `vec [batch, C]` or
+    three `[batch, 1, C]` -> as x.
     """
 
     family = NAME
@@ -118,7 +116,6 @@ FORMS: dict[str, Form] = {form.name: form for form in (DOUBLE, SINGLE, LAST)}
 
 
 def plan_flux(model: Any, *, widens: bool = False) -> Plan:
-    """Cut a Flux, or what is made of its blocks, into regions."""
     from comfy.ldm.flux import layers as host
 
     plan = Plan(symbols=dit.SYMBOLS)
@@ -130,9 +127,8 @@ def plan_flux(model: Any, *, widens: bool = False) -> Plan:
 
 
 def plan_hunyuan(model: Any) -> Plan:
-    """Cut a HunyuanVideo into regions; with patches of two sides it is a HunyuanImage. Of 129
-    frames of 1280x720 the largest tensor passes 2**31 elements where two run at once, and that of
-    blocks of one stream where one does.
+    """Cut a HunyuanVideo, or a HunyuanImage (two-sided patches). At 129 frames of 1280x720 the
+    largest tensor exceeds 2**31 elements with batch 2, in one-stream blocks with batch 1.
     """
     return plan_flux(model, widens=len(model.patch_size) != 2)
 
@@ -154,7 +150,7 @@ def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs:
 
 
 def _has_mean_flow(model: Any) -> bool:
-    """A HunyuanVideo with one looks its timestep up among the run's, which waits for the GPU."""
+    """Such a HunyuanVideo looks up its timestep among the run's, which waits for the GPU."""
     return getattr(model, "time_r_in", None) is not None
 
 
@@ -181,12 +177,12 @@ FAMILY = Family(
 
 
 def _table(name: str, tokens: str, head: int) -> InputSpec:
-    """A rotation table, which the host computes once a step: each image has its own."""
+    """A rotation table, computed by the host once a step, one per image."""
     return InputSpec(name, "float32", ("batch", 1, tokens, head // 2, 2, 2))
 
 
 def _modulation(count: int, width: int, dtype: str, *, own: bool) -> tuple[InputSpec, ...]:
-    """What modulates a block: the vector for its own layer, or what a shared one made of it."""
+    """Modulation inputs: the vector for the block's own layer, or a shared layer's results."""
     if own:
         return (InputSpec("vec", dtype, ("batch", width)),)
     return tuple(InputSpec(f"mod_{i}", dtype, ("batch", 1, width)) for i in range(count))

@@ -1,8 +1,8 @@
-"""The region plan of the host's image VAEs: the AutoencoderKL family (SD1.5, SDXL, SD3, Flux).
+"""Regions of the host's image VAEs: the AutoencoderKL family (SD1.5, SDXL, SD3, Flux), TAESD.
 
-Regions: residual block, before and after the attention, up- and downsampling, the first and last
-convolutions, the last norm; of TAESD its blocks. The attention itself and the quantisation stay the
-host's. Blocks with 3-D convolutions (video VAEs) run as without Warmgraph, and say so.
+Regions: residual block, before and after the attention, up- and downsampling, first and last
+convolutions, last norm; TAESD's blocks. Attention and quantisation stay the host's. Blocks with 3-D
+convolutions (video VAEs) run as the host's, named.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ SYMBOLS = {
 
 
 class _VAEForm(Form):
-    """What the forms of VAEs share: most take one image, all of them channels-last."""
+    """What VAE forms share: most take one image, all of them channels-last."""
 
     family = NAME
     layout = CHANNELS_LAST
 
     def channels(self, module: Any) -> int:
-        """Return how many channels the image has that the region takes."""
+        """Return the channels of the region's input."""
         raise NotImplementedError
 
     def inputs(self, module: Any, dtype: str) -> tuple[InputSpec, ...]:
@@ -76,8 +76,8 @@ class Residual(_VAEForm):
 
 
 class AttentionEntry(_VAEForm):
-    """AttnBlock up to its attention: `x [batch, C, height, width]` -> queries, keys and values, one
-    after the other: `[3 * batch, C, height, width]`.
+    """AttnBlock up to its attention: `x [batch, C, height, width]` -> q, k, v as `[3 * batch,
+    ...]`.
     """
 
     name = "attention_entry"
@@ -104,9 +104,7 @@ class AttentionEntry(_VAEForm):
 
 
 class AttentionExit(_VAEForm):
-    """AttnBlock after its attention: `(attended, x)`, both `[batch, C, height, width]` -> the
-    same.
-    """
+    """AttnBlock after its attention: `(attended, x)`, both `[batch, C, height, width]` -> same."""
 
     name = "attention_exit"
     children = ("proj_out",)
@@ -209,7 +207,7 @@ FORMS: dict[str, Form] = {
 
 
 def plan_vae(model: Any) -> Plan:
-    """Cut a first-stage model into regions, wherever in it the host's 2-D image blocks are."""
+    """Cut every 2-D image block of the host's in a first-stage model."""
     from comfy.ldm.modules.diffusionmodules.model import (
         AttnBlock,
         Downsample,
@@ -244,7 +242,6 @@ def plan_vae(model: Any) -> Plan:
 
 
 def plan_taesd(model: Any) -> Plan:
-    """Cut TAESD into its blocks."""
     from comfy.taesd.taesd import Block
 
     plan = Plan(symbols=SYMBOLS)
@@ -267,7 +264,7 @@ FAMILY = Family(
 
 
 def _problem(layer: Any) -> Reason | None:
-    """Why an image block of the host is not one of those that the forms stand for."""
+    """Why none of the forms fits an image block."""
     convolutions = [m for m in layer.modules() if isinstance(m, torch.nn.modules.conv._ConvNd)]
     if not convolutions or not all(isinstance(m, torch.nn.Conv2d) for m in convolutions):
         return of("vae_3d")
@@ -277,9 +274,7 @@ def _problem(layer: Any) -> Reason | None:
 
 
 def _attend(module: Any, calls: Sequence[Call], x: torch.Tensor) -> torch.Tensor | None:
-    """Compute an AttnBlock: between the two regions the host attends, by the function that the
-    block has now, with that function's own way out when memory is short.
-    """
+    """Compute an AttnBlock; in between the host attends, with the block's low-memory fallback."""
     enter, leave = calls
     qkv = enter(x)
     if qkv is None:

@@ -1,7 +1,7 @@
-"""Products of int8 rows by int8 weights: one graph, at no place of any model, for all sizes.
+"""Int8 rows times int8 weights: one graph, at no place of any model, for all sizes.
 
-Layers that multiply so stay the host's within other graphs (`host_layer`). What computes them when
-such a graph runs may choose this one (`choices.int8_products`).
+Such layers stay the host's within other graphs (`host_layer`), which may compute them by this one
+(`choices.int8_products`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from ..torch_api import compiling
 
 NAME = "int8_product"
 LABEL = "int8 product"
-#: Factors' sides come in sixteens. A wider one could not be summed up in 32 bits. Kernels are tuned
-#: for a transformer's feed-forward over an image.
+#: Sides are multiples of 16; wider rows overflow a 32-bit sum. Kernels are tuned for feed-forwards.
 _SIXTEEN = 16
 SYMBOLS = {
     s.name: s
@@ -33,9 +32,7 @@ SYMBOLS = {
 
 
 class Product(Form):
-    """Rows by a weight, with a scale for each row of either, and a bias: what `int8_sums.multiply`
-    says, in the dtype of the bias.
-    """
+    """Rows by a weight, both scaled by row, and a bias of the result's dtype (`int8_sums`)."""
 
     family = NAME
     name = "product"
@@ -53,7 +50,7 @@ class Product(Form):
         )
 
     def reference(self, module: Any, *inputs: Any) -> torch.Tensor:
-        """Plain maths; in its place our kernel is traced for a GPU."""
+        """Plain maths, replaced by our kernel when traced for a GPU."""
         is_traced = torch.compiler.is_exporting()
         if is_traced and is_gpu(inputs[0].device) and compiling.launches_own_kernels():
             from ..kernels.int8_product import OPERATOR  # needs Triton
@@ -66,7 +63,7 @@ FORMS: dict[str, Form] = {form.name: form for form in (Product(),)}
 
 
 def is_for(device: torch.device) -> bool:
-    """Tell whether such a graph on a device would be our kernel."""
+    """Tell whether the graph for a device would be our kernel."""
     return (
         kind_of(device).has_packed_kernels
         and has_int8_cores(device)
@@ -75,7 +72,7 @@ def is_for(device: torch.device) -> bool:
 
 
 def describe(dtype: torch.dtype, device: str) -> RegionSpec:
-    """Write the kind down.
+    """Describe the kind.
 
     Args:
         dtype: of the results.

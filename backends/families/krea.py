@@ -1,4 +1,4 @@
-"""The region plan of the host's Krea 2: its blocks, those of its text fusion, the last layer.
+"""Regions of the host's Krea 2: its blocks, those of its text fusion, the last layer.
 
 Embeddings, modulation vectors and the rotation table stay the host's.
 """
@@ -26,9 +26,7 @@ SYMBOLS = dit.SYMBOLS | {
 
 
 class Single(dit.Attending):
-    """SingleStreamBlock: `x [batch, tokens, C]`, what modulates `vec [batch, 1, 6 C]` and the
-    rotation table -> as x.
-    """
+    """SingleStreamBlock: `x [batch, tokens, C]`, `vec [batch, 1, 6 C]`, rotation table -> as x."""
 
     family = NAME
     name = "single"
@@ -74,7 +72,7 @@ class Text(dit.Attending):
 
 
 class Layers(Text):
-    """TextFusionBlock over the layers of the text encoder: `x [rows, layers, C]` -> as x."""
+    """TextFusionBlock over the text encoder's layers: `x [rows, layers, C]` -> as x."""
 
     name = "layers"
 
@@ -91,7 +89,6 @@ FORMS: dict[str, Form] = {form.name: form for form in (SINGLE, TEXT, LAYERS, LAS
 
 
 def plan_krea(model: Any) -> Plan:
-    """Cut a Krea 2 into regions."""
     from comfy.ldm.krea2 import model as host
 
     plan = Plan(symbols=SYMBOLS)

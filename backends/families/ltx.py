@@ -1,7 +1,6 @@
-"""The region plan of the host's LTX-Video and LTX-2: their blocks, of video alone or of video and
-audio.
+"""Regions of the host's LTX-Video and LTX-2: blocks of video, or of video and audio.
 
-Embeddings, timesteps, rotation tables, connectors of a text and the output layers stay the host's.
+Embeddings, timesteps, rotation tables, text connectors and output layers stay the host's.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from . import dit
 
 NAME = "ltx"
 
-#: Tokens that share a timestep, and how many such groups: frames where some are known, all of a
-#: stream where none is, single tokens where parts of frames are.
+#: Tokens sharing a timestep, and the number of groups: frames if some are known, a whole stream if
+#: none is, single tokens if parts of frames are.
 SYMBOLS = dit.SYMBOLS | {
     s.name: s
     for s in (
@@ -44,13 +43,13 @@ _GUIDES, _TEXT = "guides", "text"
 #: Options that leave parts of a block out: what they are unless set.
 _FLAGS = {"run_vx": True, "run_ax": True, "a2v_cross_attn": True, "v2a_cross_attn": True}
 
-#: What modulates one group of tokens at a time, and how many groups of how many tokens there are.
+#: Modulation per group of tokens, the number of groups, tokens per group.
 _Groups = tuple[list[torch.Tensor], tuple[int, int]]
 
 
 class Block(dit.Attending):
     """BasicAVTransformerBlock: `vx [batch, frames, patches, V]`, `ax [batch, times, sounds, A]`, a
-    text for each, what modulates each by its groups of tokens, four rotation tables -> (vx, ax).
+    text for each, modulation of each per group of tokens, four rotation tables -> (vx, ax).
     """
 
     family = NAME
@@ -158,15 +157,15 @@ class Block(dit.Attending):
 
 
 class Neighbours(Block):
-    """As `Block`, where neighbouring elements of a row are rotated with one another."""
+    """As `Block`, rotating neighbouring elements of a row."""
 
     name = "neighbours"
     halves = False
 
 
 class VideoBlock(dit.Attending):
-    """BasicTransformerBlock: `x [batch, frames, patches, C]`, `context [batch, txt, C]`, what
-    modulates by groups of tokens and the rotation table -> as x.
+    """BasicTransformerBlock: `x [batch, frames, patches, C]`, `context [batch, txt, C]`, modulation
+    per group of tokens, the rotation table -> as x.
     """
 
     family = NAME
@@ -238,7 +237,7 @@ class VideoBlock(dit.Attending):
 
 
 class VideoHalves(VideoBlock):
-    """As `VideoBlock`, where a row's first half is rotated with its second."""
+    """As `VideoBlock`, rotating a row's first half with its second."""
 
     name = "video_halves"
     halves = True
@@ -250,7 +249,6 @@ FORMS: dict[str, Form] = {f.name: f for f in (BLOCK, NEIGHBOURS, VIDEO, VIDEO_HA
 
 
 def plan_video(model: Any) -> Plan:
-    """Cut an LTX-Video into regions."""
     from comfy.ldm.lightricks import model as host
 
     plan = Plan(symbols=SYMBOLS)
@@ -260,7 +258,6 @@ def plan_video(model: Any) -> Plan:
 
 
 def plan_both(model: Any) -> Plan:
-    """Cut an LTX-2 into regions."""
     from comfy.ldm.lightricks import av_model as host
 
     plan = Plan(symbols=SYMBOLS)
@@ -299,13 +296,13 @@ def _rotates_halves(model: Any) -> bool:
 
 
 def _table(name: str, tokens: tuple[str, str], layer: Any, dtype: str) -> InputSpec:
-    """A rotation table: of each token and each head."""
+    """A rotation table, by token and head."""
     sides = (layer.heads, layer.dim_head // 2, 2, 2)
     return InputSpec(name, dtype, ("batch", *tokens, *sides))
 
 
 def _problem(options: dit.Options, guides: Any, flags: Mapping[str, bool]) -> Reason | None:
-    """Why a block must run the host's code in this call. Its code asks for no patches within."""
+    """Why a block must run the host's code in this call. That code asks for no patches inside."""
     options = options or {}
     if not attention.may_attend_under(guides):
         return dit.MASKED
@@ -315,8 +312,8 @@ def _problem(options: dit.Options, guides: Any, flags: Mapping[str, bool]) -> Re
 
 
 class _Texts:
-    """The texts of video and audio, which the host hands over as views of one tensor's columns:
-    made contiguous once for all blocks of a call, and freed with what they were made of.
+    """Texts of video and audio, which the host passes as column views of one tensor: made
+    contiguous once per call, freed with their source.
     """
 
     def __init__(self) -> None:
@@ -365,8 +362,8 @@ def _both(texts: _Texts, call: Call, options: dit.Options, *inputs: Any) -> Any:
 
 
 def _by_groups(times: tuple[Any, ...], x: torch.Tensor) -> _Groups | None:
-    """Cut a stream by what modulates it, which the host keeps by frames in an object of its own
-    where it can; None where the shares are not equal.
+    """Group a stream by its modulation, by frames if the host has it so; None if groups differ in
+    size.
     """
     found = [time if isinstance(time, torch.Tensor) else time.data for time in times]
     groups, tokens = found[0].shape[1], x.shape[1]

@@ -1,5 +1,5 @@
-"""How blocks of LTX's VAE are called with a piece of a video: the frames that the host keeps, by
-thread, go into a region and come out of it, and a piece that the host makes goes on from there.
+"""Calls of LTX VAE blocks with a piece of a video: the host's kept frames (per thread) go into a
+region and are updated from it, so the host can continue from there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OF_KEPT = tuple(range(-KEPT, 0))
 
 
 class Picks:
-    """Indices on the device; those of few forms come over and over, in every block."""
+    """Indices on the device, cached: few different ones recur in every block."""
 
     MOST = 256
 
@@ -35,9 +35,7 @@ class Picks:
 
 
 class _Piece(NamedTuple):
-    """What one convolution does with a piece: the frames that it kept before, if any; which of all
-    it takes; and whether more will come.
-    """
+    """A convolution's part in a piece: frames kept, frames taken, whether more follow."""
 
     kept: torch.Tensor | None
     taken: tuple[int, ...]
@@ -48,12 +46,12 @@ class _Piece(NamedTuple):
         return len(self.taken) - KEPT
 
     def state(self, keeps: torch.Tensor) -> tuple[torch.Tensor | None, bool]:
-        """What the host would find of it before the next piece."""
+        """The state that the host would find before the next piece."""
         return (None, True) if self.is_last else (keeps, False)
 
 
 def _piece(convolution: Any, frames: int, causal: bool, thread: int) -> _Piece | None:
-    """How a convolution advances by so many frames; None where it kept less than it needs."""
+    """How a convolution advances by these frames; None if it kept fewer than it needs."""
     kept, is_last = convolution.temporal_cache_state.get(thread, (None, False))
     body: tuple[int, ...] = tuple(range(frames))
     if kept is not None:
@@ -69,7 +67,7 @@ def _piece(convolution: Any, frames: int, causal: bool, thread: int) -> _Piece |
 
 
 def _frames_like(x: torch.Tensor, channels: int, count: int) -> torch.Tensor:
-    """Frames that nobody reads."""
+    """Frames whose content is never read."""
     if x.shape[1] == channels and x.shape[FRAMES] >= count:
         return x[:, :, :count]
     return x.new_zeros((x.shape[0], channels, count, *x.shape[3:]))
@@ -78,7 +76,7 @@ def _frames_like(x: torch.Tensor, channels: int, count: int) -> torch.Tensor:
 def residual(
     module: Any, picks: Picks, call: Call, x: torch.Tensor, causal: bool, timestep: Any
 ) -> torch.Tensor | None:
-    """Compute a residual block on a piece; None where the host must."""
+    """Compute a residual block on a piece; None if the host must."""
     thread, frames = threading.get_ident(), x.shape[FRAMES]
     past = module.temporal_cache_state.get(thread)
     held = 0 if past is None else past.shape[FRAMES]
@@ -121,9 +119,7 @@ def residual(
 
 
 def _left(past: torch.Tensor | None, x: torch.Tensor, begin: int) -> torch.Tensor | None:
-    """The frames of both that no result took yet, in memory of their own: a view would keep the
-    whole piece.
-    """
+    """The frames of both that no result has taken, copied: a view would keep the whole piece."""
     if begin >= KEPT + x.shape[FRAMES]:
         return None
     rest = x[:, :, max(0, begin - KEPT) :]
@@ -133,13 +129,13 @@ def _left(past: torch.Tensor | None, x: torch.Tensor, begin: int) -> torch.Tenso
 
 
 class _Past(tuple[Any, ...]):
-    """What the host keeps of an upsampling, with the frame that it was made of."""
+    """What the host keeps of an upsampling, and the frame it was made from."""
 
     frame: torch.Tensor | None
 
 
 def up(module: Any, picks: Picks, call: Call, x: torch.Tensor, causal: bool) -> torch.Tensor | None:
-    """Compute an upsampling on a piece; None where the host must."""
+    """Compute an upsampling on a piece; None if the host must."""
     thread, frames = threading.get_ident(), x.shape[FRAMES]
     state = module.temporal_cache_state.get(thread, (None, True, True))
     drops = module.stride[0] == 2 and state[1]
@@ -174,9 +170,7 @@ def up(module: Any, picks: Picks, call: Call, x: torch.Tensor, causal: bool) -> 
 
 
 def _past(module: Any, frames: torch.Tensor | None) -> _Past:
-    """What the host would keep for these frames, by its own code: where it makes the next piece, it
-    goes on from there.
-    """
+    """What the host's own code would keep for these frames, so that it can make the next piece."""
     ahead = None
     if frames is not None:
         cut = shallow_copy(module, conv=_Nothing(module.conv))

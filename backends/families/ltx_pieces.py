@@ -1,5 +1,5 @@
-"""A piece of a video within a region of LTX's VAE: which frames its convolutions take, kept ones in
-their places, and what stands for the host's layers that would join them.
+"""A piece of a video within a region of LTX's VAE: which frames its convolutions take, kept frames
+included, and stand-ins for the host's layers that would join them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def mirrors(convolution: Any) -> bool:
 
 
 def picked(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Frames of a video by an index; those that it does not have are any."""
+    """Frames of a video by index; missing ones have any content."""
     return x.index_select(FRAMES, index.clamp(min=0))
 
 
@@ -31,9 +31,7 @@ def _by_channels(x: torch.Tensor) -> torch.Tensor:
 
 
 class Way:
-    """One convolution of a block within a region: by which frames of a piece it goes, what it kept
-    before, and what it keeps.
-    """
+    """One convolution of a block within a region: the frames it picks, had kept, and keeps."""
 
     def __init__(self, convolution: Any, index: torch.Tensor, kept: torch.Tensor) -> None:
         self.layer = convolution.conv
@@ -43,11 +41,10 @@ class Way:
         self.keeps: torch.Tensor | None = None
 
     def pick(self, x: torch.Tensor) -> torch.Tensor:
-        """The frames of a piece that the convolution takes."""
         return picked(x, self.index)
 
     def convolve(self, picked: torch.Tensor) -> torch.Tensor:
-        """What the convolution gives, the kept frames put in their place."""
+        """Put in the kept frames and convolve."""
         more = self.index.shape[0] - KEPT
         kept = torch.nn.functional.pad(self.kept, (0, 0, 0, 0, 0, more))
         is_kept = (self.index < 0).reshape(1, 1, -1, 1, 1)
@@ -63,7 +60,7 @@ class Way:
 
 
 class PickedNorm(Passage):
-    """A norm of a region, on the frames that the convolution after it takes."""
+    """A norm of a region, on the frames that the next convolution takes."""
 
     def __init__(self, norm: torch.nn.Module, way: Way) -> None:
         super().__init__()
@@ -75,7 +72,7 @@ class PickedNorm(Passage):
 
 
 class Convolution(Passage):
-    """A causal convolution of a region, on frames that were picked, or on all that it is given."""
+    """A causal convolution of a region, on picked frames or all it is given."""
 
     def __init__(self, way: Way, given: torch.Tensor | None = None) -> None:
         super().__init__()
@@ -98,9 +95,7 @@ class Given(Passage):
 
 
 class Kept:
-    """What the host's code finds kept, by thread, in a region: nothing, or one thing; what it keeps
-    is for nobody.
-    """
+    """The host's per-thread cache within a region: holds one value or nothing, ignores writes."""
 
     def __init__(self, value: Any = None) -> None:
         self.value = value

@@ -1,10 +1,10 @@
-"""The region plan of the host's LTX video VAEs (LTX-Video 0.9, LTX-2, 2.3).
+"""Regions of the host's LTX video VAEs (LTX-Video 0.9, LTX-2, 2.3).
 
-Regions: residual block, upsampling, the last norm with the SiLU after it. The host makes a video in
-pieces of some frames: each convolution keeps the last two frames that it took, and joins them with
-the next piece. A region takes those frames, and an index that says which frames each convolution
-sees, so that one graph is for a first piece, one between two others, a last one and a whole video.
-Norms are of single pixels: they come after frames are picked, in the same pass.
+Regions: residual block, upsampling, last norm with its SiLU. The host decodes pieces of a few
+frames: each convolution keeps its last two input frames and prepends them to the next piece. A
+region takes those frames and an index of which frames each convolution sees, so one graph serves
+first, middle and last pieces and whole videos. Norms are per pixel: they follow the picking of
+frames in the same pass.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ SYMBOLS = image_vae.SYMBOLS | {
 
 
 class Residual(Form):
-    """ResnetBlock3D on a piece: the piece, frames that its convolutions and its way past them kept,
-    and indices -> the result, and what both convolutions keep.
+    """ResnetBlock3D on a piece: the piece, frames kept by its convolutions and its skip path,
+    indices -> the result, and what both convolutions keep.
     """
 
     family = NAME
@@ -101,9 +101,7 @@ class Residual(Form):
 
 
 class Up(Form):
-    """DepthToSpaceUpsample on a piece: as `Residual`, with one convolution -> the result with all
-    of its frames, and what the convolution keeps.
-    """
+    """DepthToSpaceUpsample on a piece, as `Residual` -> all frames, and what it keeps."""
 
     family = NAME
     name = "up"
@@ -139,8 +137,8 @@ class Up(Form):
 
 
 class NormSiLU(Form):
-    """A last norm and its SiLU: `x [batch, C, frames, height, width]` -> the same. The module is
-    made of both, and of the convolution that takes what they give.
+    """A last norm and its SiLU: `x [batch, C, frames, height, width]` -> same. The module holds
+    both and the convolution after them.
     """
 
     family = NAME
@@ -163,10 +161,8 @@ FORMS: dict[str, Form] = {form.name: form for form in (Residual(), Up(), NormSiL
 
 
 def plan_ltx(model: Any) -> Plan:
-    """Cut the decoder of a VAE with LTX's causal convolutions into regions.
-
-    The encoder stays the host's: a template encodes single frames, which takes as long as calling
-    its blocks does.
+    """Cut the decoder. The encoder stays the host's: templates encode single frames, which takes as
+    long as calling its blocks does.
     """
     from comfy.ldm.lightricks.vae.causal_video_autoencoder import (
         Decoder,
@@ -213,7 +209,7 @@ FAMILY = Family(
 
 
 def _problem(layer: Any) -> Reason | None:
-    """Why a block of the host is not one of those that the forms stand for."""
+    """Why none of the forms fits a block."""
     from comfy.ldm.lightricks.vae.causal_conv3d import CausalConv3d
     from comfy.ldm.lightricks.vae.pixel_norm import PixelNorm
 
@@ -230,7 +226,7 @@ def _problem(layer: Any) -> Reason | None:
 
 
 def _is_plain(convolution: Any) -> bool:
-    """Whether a causal convolution takes each three frames with one pixel around."""
+    """Whether a causal convolution takes three frames with a one-pixel border."""
     layer = convolution.conv
     return (
         convolution.time_kernel_size == KEPT + 1
@@ -255,5 +251,4 @@ def _last_problem(half: Any) -> Reason | None:
 
 
 def _sides(convolution: Any) -> tuple[str, str]:
-    """The symbols of an image's sides."""
     return ("mirrored_height", "mirrored_width") if mirrors(convolution) else ("height", "width")

@@ -1,4 +1,4 @@
-"""The region plan of the host's NextDiT: Z-Image and Lumina 2, its blocks and the last layer.
+"""Regions of the host's NextDiT (Z-Image, Lumina 2): its blocks and the last layer.
 
 Embeddings, padding and the rotation table stay the host's.
 """
@@ -20,8 +20,8 @@ NAME = "lumina"
 
 
 class Layer(dit.Attending):
-    """JointTransformerBlock: `x [batch, tokens, C]`, the rotation table and, where it is modulated,
-    `adaln [batch, C']` -> as x.
+    """JointTransformerBlock: `x [batch, tokens, C]`, rotation, optional `adaln [batch, C']` -> as
+    x.
     """
 
     family = NAME
@@ -60,7 +60,6 @@ FORMS: dict[str, Form] = {form.name: form for form in (LAYER, LAST)}
 
 
 def plan_lumina(model: Any) -> Plan:
-    """Cut a NextDiT into regions."""
     from comfy.ldm.lumina import model as host
 
     plan = Plan(symbols=dit.SYMBOLS)

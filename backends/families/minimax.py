@@ -1,7 +1,7 @@
-"""The region plan of the host's MiniMax H3: its blocks.
+"""Regions of the host's MiniMax H3: its blocks.
 
-Embeddings, the packing of text, references, audio and video into one row of tokens, what the
-timesteps modulate by, and the last layer stay the host's.
+Embeddings, packing of text, references, audio and video into one row of tokens, timestep modulation
+and the last layer stay the host's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Segments = list[tuple[int, int, Any]]
 
 
 class _Given(Passage):
-    """Stands for the layer that makes what modulates: gives it."""
+    """Replaces the layer that makes the modulation by its result."""
 
     def __init__(self, modulation: torch.Tensor) -> None:
         super().__init__()
@@ -54,8 +54,8 @@ class _Given(Passage):
 
 
 class Block(dit.Attending):
-    """DiTBlock: `x [tokens, C]`, what modulates the kinds of tokens `modulation [6, kinds, C]`, the
-    kind of each token `index [tokens]` and the rotation table -> as x.
+    """DiTBlock: `x [tokens, C]`, `modulation [6, kinds, C]` of the kinds of tokens, `index
+    [tokens]` of each token's kind, rotation table -> as x.
     """
 
     family = NAME
@@ -92,7 +92,6 @@ FORMS: dict[str, Form] = {BLOCK.name: BLOCK}
 
 
 def plan_minimax(model: Any) -> Plan:
-    """Cut a MiniMax H3 into regions."""
     from comfy.ldm.minimax import model as host
 
     plan = Plan(symbols=SYMBOLS)
@@ -110,7 +109,7 @@ def plan_minimax(model: Any) -> Plan:
 
 
 def _empty(model: Any, _: Mapping[str, Any], latent: tuple[int, ...]) -> Inputs | None:
-    if latent[0] != 1:  # which the host refuses
+    if latent[0] != 1:  # refused by the host
         return None
     video = (1, model.latents_dim, *latent[2:])
     sounds = (1, model.audio_latents_dim, 2, 8)
@@ -127,9 +126,7 @@ FAMILY = Family(
 
 
 class _Kinds:
-    """The kind of each token: made once for all blocks of a call, and once for the calls of a run,
-    of which the host hands over the same runs of equal tokens.
-    """
+    """Each token's kind: made once a call, and once a run if the host passes equal tokens."""
 
     def __init__(self) -> None:
         self._of: Any = None
@@ -168,6 +165,6 @@ def _serve(
     table: torch.Tensor,
 ) -> Any:
     modulation = torch.stack(module.adaln_proj(t_emb))
-    # Patches within blocks never act here: the host's code asks for none.
+    # The host's code asks for no patches within blocks.
     served = dit.serve(call, None, options, x, modulation, kinds(segments, x.device), table)
     return None if served is None else x  # which holds the result

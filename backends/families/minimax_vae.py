@@ -1,8 +1,8 @@
-"""The region plan of the host's MiniMax H3 video VAE: the blocks of its decoder, a transformer.
+"""Regions of the host's MiniMax H3 video VAE: the blocks of its transformer decoder.
 
-The host cuts a latent into overlapping tiles and spans of frames, all of one size where a video is
-larger than one, and decodes each by itself; that, the blending and the embeddings stay its own. So
-does the encoder, convolutions over one short clip at a time.
+The host cuts a latent into overlapping tiles and spans of frames (of one size if there are several)
+and decodes each alone; that, blending and embeddings stay its own, as does the convolutional
+encoder of short clips.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ FORMS: dict[str, Form] = {BLOCK.name: BLOCK}
 
 
 def plan_minimax_vae(model: Any) -> Plan:
-    """Cut a MiniMax H3 video VAE into regions."""
     from comfy.ldm.minimax import vae as host
 
     plan = Plan(symbols=SYMBOLS)

@@ -1,8 +1,7 @@
-"""Weights unpacked out of blocks of bytes (GGUF files): a graph a format, at no place of any model,
-for all sizes.
+"""Unpack weights of GGUF files: one graph per format, at no place of any model, for all sizes.
 
-Layers that have such weights stay another pack's within other graphs (`host_layer`). What computes
-them when such a graph runs has this one unpack the weight (`choices.packed_products`).
+Such layers stay another pack's within other graphs (`host_layer`), which may have this one unpack
+the weight (`choices.packed_products`).
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ _TUNED = 2**22
 
 
 class Unpacked(Form):
-    """What `packed_blocks.unpack` says, of one format."""
+    """`packed_blocks.unpack` of one format."""
 
     family = NAME
 
     def __init__(self, form: BlockFormat, steps: str, dtype: str) -> None:
-        """Set up for a format, by the dtypes of steps and result."""
+        """Set up for a format; dtypes are those of the steps and of the result."""
         self.name = name_of(form.name, steps, dtype)
         self._form = form
         self._steps: torch.dtype = getattr(torch, steps)
@@ -51,12 +50,10 @@ class Unpacked(Form):
 
 
 def name_of(form: str, steps: str, dtype: str) -> str:
-    """Return the name of a form."""
     return f"{form} {steps} {dtype}"
 
 
 def label(form: str) -> str:
-    """Return what its graphs are called."""
     return f"{form} weights"
 
 
@@ -71,7 +68,7 @@ FORMS: dict[str, Form] = {
 
 
 def describe(form: str, steps: torch.dtype, dtype: torch.dtype, device: str) -> RegionSpec:
-    """Write the kind down.
+    """Describe the kind.
 
     Args:
         form: a format's name.

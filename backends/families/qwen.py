@@ -1,6 +1,7 @@
-"""The region plan of the host's Qwen-Image, its Edit and Layered models, and their ControlNets.
+"""Regions of the host's Qwen-Image, its Edit and Layered models, and their ControlNets: blocks,
+last norm.
 
-Regions: blocks, the last norm. Embeddings, the rotation table and the last product stay the host's.
+Embeddings, the rotation table and the last product stay the host's.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ SYMBOLS = dit.SYMBOLS | {"ref": Symbol("ref", 1, 2**17, 4104)}
 
 
 class Block(dit.Attending):
-    """QwenImageTransformerBlock: `img [batch, img, C]`, `txt [batch, txt, C]`, what modulates
-    `temb [batch, C]`, and the rotation table in two parts -> `(txt, img)`.
+    """QwenImageTransformerBlock: `img [batch, img, C]`, `txt [batch, txt, C]`, modulation `temb
+    [batch, C]`, the rotation table in two parts -> `(txt, img)`.
     """
 
     family = NAME
@@ -58,7 +59,7 @@ class Block(dit.Attending):
 
 
 class ControlBlock(Block):
-    """As `Block`, with two layers more that its network calls by themselves."""
+    """As `Block`, with two more layers that its network calls by themselves."""
 
     name = "control_block"
     children = (
@@ -69,8 +70,8 @@ class ControlBlock(Block):
 
 
 class BlockWithReferences(dit.Attending):
-    """As `Block`, with the tokens of reference images, which have a timestep of their own, apart:
-    `ref [batch, ref, C]`, modulated by `temb_ref`. Its `img` result has them at its end.
+    """As `Block`, with reference tokens of their own timestep: `ref [batch, ref, C]`, modulated by
+    `temb_ref`, and at the end of the `img` result.
     """
 
     family = NAME
@@ -113,7 +114,6 @@ FORMS: dict[str, Form] = {form.name: form for form in (BLOCK, REFERENCED, LAST, 
 
 
 def plan_qwen(model: Any) -> Plan:
-    """Cut a Qwen-Image into regions."""
     from comfy.ldm.qwen_image import model as host
 
     plan = Plan(symbols=SYMBOLS)
@@ -133,7 +133,7 @@ def plan_qwen(model: Any) -> Plan:
 
 
 def plan_fun_control(model: Any) -> Plan:
-    """Cut a Fun ControlNet into regions: blocks alone, for it calls its model's embeddings."""
+    """Cut a Fun ControlNet's blocks; it calls its model's embeddings."""
     from comfy.ldm.qwen_image import controlnet as host
 
     plan = Plan(symbols=SYMBOLS)
@@ -165,9 +165,7 @@ FAMILY = Family(
 
 
 class _Halves(TorchFunctionMode):
-    """`chunk(2, dim=0)` as two halves: torch would ask how many pieces come out, which fixes the
-    batch.
-    """
+    """`chunk(2, dim=0)` as two halves: torch's own fixes the batch, counting the pieces."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -185,7 +183,7 @@ def _stream(name: str, module: Any, dtype: str) -> InputSpec:
 
 
 def _table(name: str, tokens: str, module: Any, dtype: str) -> InputSpec:
-    """A rotation table, which the host computes once a step and rounds to the compute dtype."""
+    """A rotation table, computed by the host once a step in the compute dtype."""
     half = module.attention_head_dim // 2
     return InputSpec(name, dtype, ("batch", 1, tokens, half, 2, 2))
 
@@ -199,7 +197,7 @@ def _serve(
     pe: Any,
     begin: int | None,
 ) -> Any:
-    """Compute a block; tokens of references with a timestep of their own `begin` there."""
+    """Compute a block; reference tokens with their own timestep `begin` there."""
     plain, *more = calls
     reason = dit.changed(options)
     if not isinstance(pe, torch.Tensor) or pe.dim() != 6:

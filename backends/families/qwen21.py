@@ -1,10 +1,9 @@
-"""The region plan of the host's Qwen-Image 2.1 (0.37 and newer): its blocks.
+"""Regions of the host's Qwen-Image 2.1 (0.37 and newer): its blocks.
 
-Text and reference images come before the image in one row of tokens. They do not attend to it, so
-the host computes them once in a run and keeps their keys and values: a block is called with them
-alone, with the image alone, or, where nothing is kept, with both. It attends by a function that it
-is called with, which knows what is kept. Embeddings, what modulates and the last layer stay the
-host's.
+Text and reference images precede the image in one row of tokens and do not attend to it. The host
+computes them once per run and keeps their keys and values, so a block is called with them alone,
+with the image alone, or (nothing kept) with both, and is passed an attention function that knows
+what is kept. Embeddings, modulation and the last layer stay the host's.
 """
 
 from __future__ import annotations
@@ -37,15 +36,13 @@ SYMBOLS = {
 _ATTENTION = "attention"
 #: Scale and gate, of attention and of the layers after it.
 _PARTS = 4
-#: What the host hands all blocks of a call: for each of those, a row for what comes before the
-#: image, and rows for the images; and a zero.
+#: What the host passes to all blocks: per factor a row for the prefix, rows for the images; a zero.
 _Modulation = tuple[Any, ...]
 
 
 class Block(dit.Attending):
-    """QwenImage21TransformerBlock: `x [batch, tokens, C]`, what modulates it
-    `modulation [4, rows, C]`, which row of that each token takes `index [batch, tokens]`, and the
-    rotation table -> as x.
+    """QwenImage21TransformerBlock: `x [batch, tokens, C]`, `modulation [4, rows, C]`, `index
+    [batch, tokens]` of each token's row in it, rotation table -> as x.
     """
 
     family = NAME
@@ -84,7 +81,6 @@ FORMS: dict[str, Form] = {BLOCK.name: BLOCK}
 
 
 def plan_qwen21(model: Any) -> Plan:
-    """Cut a Qwen-Image 2.1 into regions."""
     from comfy.ldm.qwen_image21 import model as host
 
     plan = Plan(symbols=SYMBOLS)
@@ -111,9 +107,7 @@ def _width(module: Any) -> int:
 
 
 class _Rows:
-    """What modulates, in one tensor, and which row each token takes: made once for all blocks of a
-    call.
-    """
+    """Modulation in one tensor, and the row each token takes: made once per call."""
 
     def __init__(self) -> None:
         self._of: _Modulation = ()

@@ -1,7 +1,7 @@
-"""The region plan of the host's SD3 and SD3.5, and of their ControlNets.
+"""Regions of the host's SD3, SD3.5 and their ControlNets.
 
-Regions: blocks of two streams, the last layer, and the blocks of one stream that ControlNets of
-SD3.5 are made of. Embeddings and the modulation vector stay the host's.
+Regions: two-stream blocks, the last layer, and the one-stream blocks of SD3.5's ControlNets.
+Embeddings and the modulation vector stay the host's.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ NAME = "sd3"
 
 
 class Joint(dit.Attending):
-    """JointBlock: `txt [batch, txt, C]`, `img [batch, img, C]`, what modulates both `c [batch, C]`
-    -> `(txt, img)`; of a model's last one, which needs its text no more, img alone.
+    """JointBlock: `txt [batch, txt, C]`, `img [batch, img, C]`, modulation `c [batch, C]` -> `(txt,
+    img)`; a model's last one returns img alone.
     """
 
     family = NAME
@@ -49,13 +49,13 @@ class Joint(dit.Attending):
         return results[1] if module.context_block.pre_only else results
 
     def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
-        # Patches within blocks never act here: the host's code asks for none.
+        # The host's code asks for no patches within blocks.
         results = dit.serve(call, None, options, *inputs)
         return (None, results) if isinstance(results, torch.Tensor) else results
 
 
 class Single(Form):
-    """DismantledBlock by itself: `x [batch, img, C]`, what modulates `c [batch, C]` -> as x."""
+    """DismantledBlock by itself: `x [batch, img, C]`, modulation `c [batch, C]` -> as x."""
 
     family = NAME
     name = "single"
@@ -73,7 +73,7 @@ FORMS: dict[str, Form] = {form.name: form for form in (JOINT, SINGLE, LAST)}
 
 
 def plan_sd3(model: Any) -> Plan:
-    """Cut an SD3, or a ControlNet that is made like it, into regions."""
+    """Cut an SD3, or a ControlNet made like it."""
     from comfy.ldm.modules.diffusionmodules import mmdit as host
 
     plan = Plan(symbols=dit.SYMBOLS)
@@ -83,7 +83,7 @@ def plan_sd3(model: Any) -> Plan:
 
 
 def plan_embedder(model: Any) -> Plan:
-    """Cut a ControlNet of SD3.5, which looks at no text, into regions."""
+    """Cut a ControlNet of SD3.5, which takes no text."""
     from comfy.ldm.modules.diffusionmodules import mmdit as host
 
     plan = Plan(symbols=dit.SYMBOLS)

@@ -1,7 +1,7 @@
-"""Regions of the host's SpatialTransformer: before its first block and after its last one.
+"""Regions of the host's SpatialTransformer before its first block and after its last.
 
-Its forward is cut with the host's own code: run up to the first block it is the entry, run with the
-blocks left out it is the exit. Between them the blocks are called as the host calls them.
+Both are the host's own forward: run up to the first block, or with the blocks left out. Between
+them the blocks are called as the host calls them.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ class _Give(torch.nn.Module):
 
 
 class Entry(Form):
-    """SpatialTransformer up to its first block: `x [batch, C, height, width]` -> `[batch, tokens,
-    C']`.
-    """
+    """SpatialTransformer up to its first block: `x [batch, C, h, w]` -> `[batch, tokens, C']`."""
 
     family = "unet"
     name = "entry"
@@ -68,11 +66,9 @@ class Entry(Form):
 
 
 class Exit(Form):
-    """SpatialTransformer after its last block.
-
-    `(tokens [batch, C', height, width], x [batch, C, height, width])` -> `[batch, C, height,
-    width]`; the tokens come as an image, so that their number needs no symbol of its own. In
-    channels-last order that image is the tokens as they lie.
+    """SpatialTransformer after its last block: `(tokens [batch, C', height, width], x [batch, C,
+    height, width])` -> as x. Tokens come as an image (in channels-last order the same memory), so
+    their number needs no symbol.
     """
 
     family = "unet"
@@ -111,7 +107,6 @@ ARGUMENTS = Arguments(x=TAKEN, context=OR_NONE, transformer_options=OR_NONE)
 def serve_spatial(
     module: Any, calls: Sequence[Call], options: Any, x: torch.Tensor, context: Any
 ) -> torch.Tensor | None:
-    """Compute a spatial transformer by the calls of its entry and exit."""
     entry, leave = calls
     options = {} if options is None else options
     tokens = entry(x)
@@ -130,7 +125,7 @@ def serve_spatial(
 
 
 class _Witness(torch.nn.Module):
-    """A transformer block that records how it was called."""
+    """A transformer block that records its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +139,7 @@ class _Witness(torch.nn.Module):
 
 
 class _Uncompiled:
-    """A region's call that computes by the host's code."""
+    """A region's call by the host's code."""
 
     def __init__(self, form: Form, module: torch.nn.Module) -> None:
         self._form, self._module = form, module
@@ -157,16 +152,14 @@ class _Uncompiled:
 
 
 def spatial_transformer_change() -> Reason | None:
-    """Say whether this host's SpatialTransformer does what `serve_spatial` does in its place.
-
-    Both run once on a tiny instance with recording blocks: same calls, same options left behind,
-    same result; a host that came to do more keeps its own forward, and the report says so.
+    """Return how this host's SpatialTransformer differs from `serve_spatial`, or None: both run
+    once on a tiny instance with recording blocks and must make equal calls, options and results.
     """
     from comfy.ldm.modules.attention import SpatialTransformer
     from comfy.ops import disable_weight_init
 
     key = SpatialTransformer.forward
-    if is_foreign(key):  # what it does around the blocks, no graph of its two ends does
+    if is_foreign(key):  # it acts around the blocks, outside both graphs
         return of("pack_replaces", owner=owner_of(key), name="SpatialTransformer.forward")
     if key not in _PROBED:
         _PROBED[key] = _compare_spatial(SpatialTransformer, disable_weight_init)

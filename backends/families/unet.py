@@ -1,7 +1,7 @@
-"""The region plan of the host's UNetModel: SD1.5, SD2, SDXL, its refiner and inpainting variants.
+"""Regions of the host's UNetModel: SD1.5, SD2, SDXL, its refiner and inpainting variants.
 
 Regions: residual block, transformer block, entry and exit of a spatial transformer, down- and
-upsampling, output head. Time embedding, label embedding and the first convolution stay the host's.
+upsampling, output head. Time and label embeddings and the first convolution stay the host's.
 """
 
 from __future__ import annotations
@@ -78,9 +78,7 @@ class Residual(Form):
 
 
 class Block(dit.Attending):
-    """BasicTransformerBlock: `(x [batch, tokens, C], context [batch, context, D])` -> `x`'s
-    shape.
-    """
+    """BasicTransformerBlock: `(x [batch, tokens, C], context [batch, context, D])` -> as x."""
 
     family = NAME
     name = "block"
@@ -135,10 +133,8 @@ class Down(Form):
 
 
 class Up(Form):
-    """Upsample: `(x [batch, C, height, width], out_height, out_width)` -> `[batch, C', *out]`.
-
-    The output's size is that of the skip connection it meets, so 45 rows come from 23 as they
-    should.
+    """Upsample: `(x [batch, C, height, width], out_height, out_width)` -> `[batch, C', *out]`: the
+    size of the skip connection, as 45 rows come from 23.
     """
 
     family = NAME
@@ -194,11 +190,7 @@ FORMS: dict[str, Form] = {
 
 
 def plan_unet(model: Any) -> Plan:
-    """Cut a UNetModel into regions.
-
-    Args:
-        model: an instance of the host's `UNetModel` (not of a subclass with other blocks).
-    """
+    """Cut an instance of exactly the host's `UNetModel`."""
     plan = Plan(symbols=SYMBOLS)
     for name, layer in encoder_layers(model):
         plan_layer(plan, name, layer)
@@ -235,11 +227,7 @@ FAMILY = Family(
 
 
 def patched(options: dict[str, Any]) -> Reason | None:
-    """Return why a transformer block must run the host's code in this call, or None.
-
-    Args:
-        options: the call's `transformer_options`.
-    """
+    """Return why `transformer_options` send a transformer block to the host's code, or None."""
     patches = options.get("patches")
     if patches:
         for name in BLOCK_PATCHES:
@@ -257,7 +245,7 @@ def patched(options: dict[str, Any]) -> Reason | None:
 
 
 def encoder_layers(model: Any) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield (name, layer) of a UNet's first half and middle, which a ControlNet has too."""
+    """Yield (name, layer) of a UNet's encoder and middle, which a ControlNet has too."""
     for i, sequence in enumerate(model.input_blocks):
         for j, layer in enumerate(sequence):
             yield f"input_blocks.{i}.{j}", layer

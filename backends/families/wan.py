@@ -1,7 +1,7 @@
-"""The region plan of the host's Wan 2.1 and 2.2: its blocks and the head.
+"""Regions of the host's Wan 2.1 and 2.2: its blocks and the head.
 
-Embeddings and the rotation table stay the host's, and so do the layers that its variants (Vace,
-Camera, Animate, SCAIL, S2V, HuMo, WanDancer) add around these blocks.
+Embeddings, the rotation table and layers that variants (Vace, Camera, Animate, SCAIL, S2V, HuMo,
+WanDancer) add around the blocks stay the host's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ FORMS: dict[str, Form] = {
 
 
 def plan_wan(model: Any) -> Plan:
-    """Cut a Wan into regions."""
     from comfy.ldm.wan import model as host
 
     plan = Plan(symbols=SYMBOLS)

@@ -1,8 +1,8 @@
-"""The region plan of the host's Wan Animate 2, whose blocks are called by methods of their own: for
-the video that drives, for the one that is made, and for what is kept of the former.
+"""Regions of the host's Wan Animate 2, whose blocks have a method each for the driving video, the
+generated video and the kept keys of the former.
 
-The attention of a block to itself stays the host's, which goes through the frames one by one there;
-what is before it and behind it are regions.
+Self-attention, which goes frame by frame there, stays the host's; what precedes and follows it are
+regions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ATTENTION = {
 
 
 class _All(Passage):
-    """Stands for a block's attention where keys and values are asked for: gives queries, too."""
+    """Replaces a block's attention where keys and values are asked for; also gives queries."""
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class _All(Passage):
 
 
 class _Attended(Passage):
-    """Stands for a block's attention: gives what it gave."""
+    """Replaces a block's attention by its known result."""
 
     def __init__(self, result: torch.Tensor) -> None:
         super().__init__()
@@ -64,8 +64,8 @@ class _Attended(Passage):
 
 
 class Queries(Form):
-    """What a WanAnimate2Block attends to itself by: `x [batch, img, C]`, what modulates
-    `e [batch, 6, C]` and the rotation table -> queries, keys and values `[batch, img, heads, D]`.
+    """Self-attention inputs of a WanAnimate2Block: `x [batch, img, C]`, modulation `e [batch, 6,
+    C]`, rotation table -> queries, keys, values `[batch, img, heads, D]`.
     """
 
     family = NAME
@@ -92,7 +92,7 @@ class Queries(Form):
 
 
 class Keys(Queries):
-    """As `Queries`, of the video that drives, where its tokens are kept: keys and values alone."""
+    """As `Queries`, for kept tokens of the driving video: keys and values alone."""
 
     name = "animate2_keys"
 
@@ -108,7 +108,7 @@ class Keys(Queries):
 
 
 class Rest(dit.Attending):
-    """A WanAnimate2Block after its attention to itself gave `y [batch, img, C]` -> as x."""
+    """A WanAnimate2Block after its self-attention gave `y [batch, img, C]` -> as x."""
 
     family = NAME
     name = "animate2_rest"
@@ -149,7 +149,6 @@ FORMS: dict[str, Form] = {form.name: form for form in (QUERIES, KEYS, REST)}
 
 
 def plan_animate2(symbols: dict[str, Symbol], model: Any) -> Plan:
-    """Cut a Wan Animate 2 into regions."""
     plan = Plan(symbols=symbols)
     block_class, attention = _host()
     for name, known in _ATTENTION.items():
@@ -171,14 +170,14 @@ def plan_animate2(symbols: dict[str, Symbol], model: Any) -> Plan:
 
 
 def _host() -> tuple[Any, Any]:
-    """The host's classes of a block and of its attention."""
+    """The host's block class and its attention's."""
     from comfy.ldm.wan import model_animate2
 
     return model_animate2.WanAnimate2Block, model_animate2.WanAnimate2SelfAttention
 
 
 class _Calls:
-    """The calls of one block, for one of the host's."""
+    """A block's region calls, for one call by the host."""
 
     def __init__(
         self, calls: Sequence[Call], block: Any, e: Any, context: Any, length: Any, options: Any
@@ -190,7 +189,7 @@ class _Calls:
         self.options: dict[str, Any] = {} if options is None else options
 
     def queries(self, x: torch.Tensor, freqs: torch.Tensor) -> Any:
-        """Queries, keys and values, or None where the host must."""
+        """Queries, keys and values; None if the host must."""
         reason = dit.changed(self.options)
         if self._modulation is None:
             reason = dit.FRAMES
@@ -199,13 +198,13 @@ class _Calls:
         return dit.serve(self._queries, reason, self.options, x, self._modulation, freqs)
 
     def attending(self, made: Any) -> Any:
-        """The host's attention, which has computed these already."""
+        """The host's attention, with these already computed."""
         attention = shallow_copy(self._attention)
         attention.__dict__["qkv"] = lambda *_: made
         return attention
 
     def rest(self, x: torch.Tensor, y: torch.Tensor) -> Any:
-        """What is behind it, or None where the host must."""
+        """What follows the attention; None if the host must."""
         image, text = dit.split(self._context, 1, self._length)
         return dit.serve(self._rest, None, self.options, x, y, self._modulation, text, image)
 
@@ -224,7 +223,7 @@ def _pose(
     context: torch.Tensor,
     length: Any,
 ) -> Any:
-    """Compute the video that drives."""
+    """Compute the driving video."""
     mine = _Calls(calls, block, e, context, length, options)
     if (made := mine.queries(x, freqs)) is None:
         return None
@@ -243,7 +242,7 @@ def _generated(
     context: torch.Tensor,
     *others: Any,
 ) -> Any:
-    """Compute the video that is made."""
+    """Compute the generated video."""
     *frames, strength, length = others
     mine = _Calls(calls, block, e, context, length, options)
     if (made := mine.queries(x, freqs)) is None:
@@ -257,7 +256,7 @@ def _generated(
 def _kept(
     _block: Any, calls: Sequence[Call], _options: dit.Options, x: Any, e: Any, freqs: Any
 ) -> Any:
-    """Compute keys and values of tokens that were kept."""
+    """Compute keys and values of kept tokens."""
     modulation = of_all_frames(e, 3)
     if modulation is None:
         return calls[1].decline(dit.FRAMES)

@@ -1,5 +1,5 @@
-"""The blocks of the host's Wan and their forwards: the plain one, the one that looks at an image,
-the one with a timestep for each frame, and the head.
+"""Blocks of the host's Wan and their forwards: plain, with an image, with a timestep per frame; the
+head.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _UNEVEN = of("uneven")
 
 
 class Block(dit.Attending):
-    """WanAttentionBlock: `x [batch, img, C]`, what modulates `e [batch, 6, C]`, the rotation table
-    and `context [batch, txt, C]` -> as x.
+    """WanAttentionBlock: `x [batch, img, C]`, modulation `e [batch, 6, C]`, rotation table,
+    `context [batch, txt, C]` -> as x.
     """
 
     family = NAME
@@ -51,9 +51,7 @@ class Block(dit.Attending):
 
 
 class ImageBlock(Block):
-    """As `Block`, in Wan 2.1's image-to-video models: `context_img [batch, clip, C]` is an image's,
-    and attended to by itself.
-    """
+    """As `Block`, also attending to `context_img [batch, clip, C]` (2.1 image-to-video)."""
 
     name = "image_block"
     arguments = dit.takes(x=TAKEN, e=TAKEN, freqs=TAKEN, context=TAKEN, context_img_len=TAKEN)
@@ -74,7 +72,7 @@ class ImageBlock(Block):
         return host_forward(module, x, e, freqs, context, length, transformer_options=dit.options())
 
     def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
-        """The image's tokens stand before the text's."""
+        """The image's tokens precede the text's."""
         x, e, freqs, context, length = inputs
         modulation = of_all_frames(e, 3)
         reason = dit.changed(options)
@@ -89,9 +87,7 @@ class ImageBlock(Block):
 
 
 class FrameBlock(Block):
-    """As `Block`, with a timestep for each frame: `x [batch, frames, patches, C]`, what modulates
-    `e [batch, frames, 6, C]`.
-    """
+    """As `Block`, timed by frame: `x [batch, frames, patches, C]`, `e [batch, frames, 6, C]`."""
 
     name = "frame_block"
 
@@ -149,7 +145,7 @@ BLOCK, IMAGE_BLOCK, FRAME_BLOCK, HEAD = Block(), ImageBlock(), FrameBlock(), Hea
 
 
 def cut_heads(plan: Plan, model: Any) -> None:
-    """Make what turns tokens into a video one region; WanDancer has two."""
+    """Make each head a region; WanDancer has two."""
     from comfy.ldm.wan.model import Head as HostHead
 
     for name in ("head", "head_global"):
@@ -159,7 +155,7 @@ def cut_heads(plan: Plan, model: Any) -> None:
 
 
 def table_input(module: Any, tokens: tuple[str, ...]) -> InputSpec:
-    """The rotation table: one for all videos, which the host computes once a step."""
+    """The rotation table, one for all videos, computed by the host once a step."""
     half = module.dim // module.num_heads // 2
     return InputSpec("freqs", "float32", (1, *tokens, 1, half, 2, 2))
 
@@ -169,7 +165,7 @@ def context_input(name: str, tokens: str, module: Any, dtype: str) -> InputSpec:
 
 
 def of_all_frames(e: torch.Tensor, dims: int) -> torch.Tensor | None:
-    """What modulates all frames alike, without the dimension of frames; None where it differs."""
+    """The modulation that all frames share, without their dimension; None if they differ."""
     if e.dim() == dims:
         return e
     return e.squeeze(1) if e.dim() == dims + 1 and e.shape[1] == 1 else None
@@ -184,7 +180,7 @@ def of_frames(tokens: torch.Tensor, frames: int) -> torch.Tensor:
 def serve_block(
     calls: Sequence[Call], options: dit.Options, x: Any, e: Any, freqs: Any, context: Any
 ) -> Any:
-    """Compute a plain block, by its second call where frames are timed."""
+    """Compute a plain block, by its second call where each frame has a timestep."""
     plain, *more = calls
     modulation = of_all_frames(e, 3)
     if modulation is None and more:

@@ -1,8 +1,7 @@
-"""The region plan of the host's Wan VAEs (2.1, which Qwen-Image has too, and 2.2).
+"""Regions of the host's Wan VAEs (2.1, also Qwen-Image's, and 2.2).
 
-Regions: each norm with the SiLU after it, and the upsampling of frames. Convolutions over time and
-their caches, which take what comes out of a SiLU, stay the host's; laid out channels-last by the
-regions, tensors keep that through the host's own operators.
+Regions: each norm with its SiLU, and spatial upsampling. Convolutions over time and their caches
+stay the host's; its operators keep the channels-last layout that regions produce.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class NormSiLU(Form):
 
 
 class Up(Form):
-    """What Resample does to each frame: `x [batch, C, height, width]` -> twice each side."""
+    """Resample's work on each frame: `x [batch, C, height, width]` -> twice each side."""
 
     family = NAME
     name = "up"
@@ -62,7 +61,6 @@ FORMS: dict[str, Form] = {form.name: form for form in (NormSiLU(), Up())}
 
 
 def plan_wan(model: Any) -> Plan:
-    """Cut a Wan VAE into regions."""
     from comfy.ldm.wan import vae as wan21
     from comfy.ldm.wan import vae2_2 as wan22
 
@@ -89,7 +87,7 @@ FAMILY = Family(
 
 
 def _pairs(name: str, layers: Iterable[torch.nn.Module], norm_class: type) -> Iterator[Dispatch]:
-    """Each norm that a SiLU follows, in a chain that hands every result on to the next layer."""
+    """Each norm directly followed by a SiLU in a chain of layers."""
     for i, (norm, act) in enumerate(pairwise(layers)):
         if type(norm) is norm_class and type(act) is torch.nn.SiLU:
             place = Place(f"{name}.{i}", norm, FORMS["norm_silu"])

@@ -1,6 +1,4 @@
-"""Blocks that variants of Wan have besides the plain ones: Vace's, whose results are hints for
-those, and HuMo's, which hear.
-"""
+"""Blocks of Wan's variants: Vace's, whose results are hints, and HuMo's, which attend to audio."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _UNHEARD = of("unheard")
 
 
 class HintBlock(Block):
-    """VaceWanAttentionBlock: as `Block`, between the products that Vace puts around its own."""
+    """VaceWanAttentionBlock: as `Block`, between Vace's own products."""
 
     name = "hint_block"
     arguments = dit.takes(
@@ -59,8 +57,8 @@ class HintBlock(Block):
 
 
 class SoundBlock(Block):
-    """HuMo's WanAttentionBlockAudio: as `Block`, where the tokens of each frame look at what is
-    heard with it, `audio [batch, frames, 16, A]`: `x [batch, frames, patches, C]`.
+    """HuMo's WanAttentionBlockAudio: as `Block`, each frame attending to its `audio [batch, frames,
+    16, A]`; `x [batch, frames, patches, C]`.
     """
 
     name = "sound_block"
@@ -95,7 +93,7 @@ class SoundBlock(Block):
         )
 
     def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
-        """The video is cut into the frames that are heard."""
+        """Cut the video into the frames of the audio."""
         x, e, freqs, context, audio = inputs
         modulation = of_all_frames(e, 3)
         frames = 0 if audio is None else audio.shape[1] // _HEARD

@@ -1,8 +1,7 @@
-"""Diffusion transformers of the host that have no regions: their whole steps alone are captured.
+"""Diffusion transformers without regions, of which only whole steps are captured.
 
-Listed is a model whose own forward neither reads from the GPU nor copies to it, whatever its class
-takes besides its latent (`tests/engine/test_device_copies.py`). Not listed, for theirs does: LTXV
-(keyframes are picked by what they hold), HiDream and MiniMax.
+Their forward must neither read from the GPU nor copy to it (`tests/engine/test_device_copies.py`).
+Not listed, since theirs does: LTXV (picks keyframes by content), HiDream, MiniMax.
 """
 
 from __future__ import annotations

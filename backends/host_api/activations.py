@@ -1,7 +1,7 @@
-"""Activations that the host computes within the product after them, where that quantises rows.
+"""Activations that the host folds into the next product, where that quantises rows.
 
-Relies on the host's `comfy/ops.py` (`linear_input_act`, `INPUT_ACT_EAGER`); a host without them
-folds nothing.
+Relies on the host's `comfy/ops.py` (`linear_input_act`, `INPUT_ACT_EAGER`); without them nothing is
+folded.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _FOLDED = "linear_input_act"
 
 
 def passes_over(layer: torch.nn.Module) -> bool:
-    """Tell whether the host takes a layer's weight itself then, and calls none of its code."""
+    """Tell whether the host then reads a layer's weight without calling the layer."""
     form = formats.of(layer)
     return form is not None and form.quantises_rows
 
 
 def activated(x: torch.Tensor, act: str) -> torch.Tensor:
-    """Return `x` after one of the host's activations; "" is none."""
+    """Apply one of the host's activations; "" is none."""
     if not act:
         return x
     import comfy.ops
@@ -45,9 +45,7 @@ def multiply(layer: torch.nn.Module, x: torch.Tensor, act: str) -> torch.Tensor:
 def answered_by(
     function: Callable[[Any, torch.Tensor, str], torch.Tensor | None],
 ) -> Iterator[None]:
-    """Until this ends, let the host's code of this process ask a function first. For a worker,
-    while it traces.
-    """
+    """Have the host's code ask a function first. For a worker, while it traces."""
     import comfy.ops
 
     host = getattr(comfy.ops, _FOLDED, None)

@@ -1,8 +1,8 @@
 """The host's attention, and which of PyTorch's kernels it asks for.
 
-Relies on the host's `comfy/ldm/modules/attention.py` (`optimized_attention`, which its arguments
-choose and `wrap_attn` is around; `ComfyAttention`, `AttentionTensorContainer` of newer ones) and
-`comfy/ops.py` (`SDPA_BACKEND_PRIORITY`), which sets the order on CUDA alone.
+Relies on the host's `comfy/ldm/modules/attention.py` (`optimized_attention`, `wrap_attn`;
+`ComfyAttention` and `AttentionTensorContainer` of newer ones) and `comfy/ops.py`
+(`SDPA_BACKEND_PRIORITY`, on CUDA alone).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _NAMES_NONE = frozenset(torch.nn.Module().__dict__) | {"config", "training"}
 
 
 def host_order() -> contextlib.AbstractContextManager[Any]:
-    """Let attention go to the first of the kernels that the host itself asks for.
+    """Let attention use the host's order of kernels.
 
-    Entered for each call, as the host does it: on Hopper torch 2.11 puts an order of its own in its
-    place at the first attention of a process.
+    Entered for each call, as the host does: torch 2.11 sets an order of its own at a process's
+    first attention on Hopper.
     """
     try:
         import comfy.ops
@@ -38,9 +38,7 @@ def host_order() -> contextlib.AbstractContextManager[Any]:
 
 
 def is_plain(options: dict[str, Any], layer: torch.nn.Module | None = None) -> bool:
-    """Tell whether the host would take PyTorch's own attention in this process, with these options:
-    no flag, no node, no pack and no layer chose another.
-    """
+    """Tell whether these options lead to PyTorch's own attention, not another's choice."""
     from comfy.ldm.modules import attention
 
     if layer is not None and names_its_own(layer):
@@ -50,9 +48,7 @@ def is_plain(options: dict[str, Any], layer: torch.nn.Module | None = None) -> b
 
 
 def chosen(options: dict[str, Any], layer: torch.nn.Module | None = None) -> tuple[Any, ...] | None:
-    """Return the functions that attend in this process, with these options; None where a layer
-    names its own.
-    """
+    """Return the functions that attend with these options; None if a layer names its own."""
     from comfy.ldm.modules import attention
 
     if layer is not None and names_its_own(layer):
@@ -63,31 +59,31 @@ def chosen(options: dict[str, Any], layer: torch.nn.Module | None = None) -> tup
 
 
 def is_layer(module: torch.nn.Module) -> bool:
-    """Tell whether a module is the part of a layer that may name an attention of its own."""
+    """Tell whether a module is the part of a layer that may name its own attention."""
     return type(module) is _of_the_host("ComfyAttention")
 
 
 def names_its_own(layer: torch.nn.Module) -> bool:
-    """Tell whether such a part names one, or has anything else that is not known."""
+    """Tell whether such a part names one, or holds anything unknown."""
     return any(
         value is not None for name, value in layer.__dict__.items() if name not in _NAMES_NONE
     )
 
 
 def is_container(value: Any) -> bool:
-    """Tell whether a query, key or value comes in the host's container, which gives it away."""
+    """Tell whether a query, key or value is in the host's container, which hands over ownership."""
     return type(value) is _of_the_host("AttentionTensorContainer")
 
 
 def _of_the_host(name: str) -> Any:
-    """What a newer host has under a name; on an older one something that is like nothing else."""
+    """A newer host's name; on an older one a placeholder equal to nothing."""
     return getattr(sys.modules.get("comfy.ldm.modules.attention"), name, _of_the_host)
 
 
 @contextlib.contextmanager
 def answered_by(function: Callable[..., Any]) -> Iterator[None]:
-    """Until this ends, have this process' host find a function under each name of its attention:
-    one of the options would not see all that a block passes. For a worker, while it traces.
+    """Put a function under each name of the host's attention: as an option it would not see every
+    argument. For a worker, while it traces.
     """
     chosen = replaceable()
     places: list[tuple[dict[str, Any], str]] = []
@@ -104,9 +100,7 @@ def answered_by(function: Callable[..., Any]) -> Iterator[None]:
 
 
 def replaceable() -> Callable[..., Any] | None:
-    """Return the attention that this process' flags chose if a call's options can name another in
-    its place (the host's `wrap_attn`), None if it is another pack's that does not look at them.
-    """
+    """Return the attention chosen by flags; None if a pack's, which options cannot override."""
     from comfy.ldm.modules import attention
 
     chosen: Callable[..., Any] = attention.optimized_attention
@@ -130,18 +124,17 @@ def attend(
     grouped: bool = False,
     heads_first: bool = False,
 ) -> torch.Tensor:
-    """Call the attention that the host's blocks call in this process, with these options.
+    """Call the host's attention with these options.
 
     Args:
         query: [batch, rows, heads * width], or [batch, heads, rows, width] where `split`.
-        key: likewise; its rows are the keys'.
-        value: as `key`.
-        mask: what is added to the products, or None; or the host's own of LTX' guides.
-        low_precision: whether the host leaves a kernel of fewer bits to choose (0.33 and newer).
-        contained: whether the block gives its tensors away, in containers (0.33 and newer).
-        layer: the part of a layer that may name an attention of its own (0.35 and newer).
+        key, value: likewise; rows are the keys'.
+        mask: added to the products; None, or the host's object for LTX' guides.
+        low_precision: whether the host may choose a kernel of fewer bits (0.33 and newer).
+        contained: whether the block hands over its tensors in containers (0.33 and newer).
+        layer: the part of a layer that may name its own attention (0.35 and newer).
         options: the block's `transformer_options`.
-        precision: the dtype to compute in, by a model's own settings (SD2's), or None.
+        precision: the dtype to compute in, by a model's settings (SD2's), or None.
         grouped: whether several heads may share a key and a value.
         heads_first: the order of the result.
 
@@ -181,13 +174,10 @@ def call(
     heads: int,
     layer: torch.nn.Module | None,
 ) -> torch.Tensor:
-    """Call a function that a block of the host's was called with, as the block does (Qwen-Image
-    2.1's, 0.37 and newer).
+    """Call an attention function as the block that was given it (Qwen-Image 2.1's, 0.37 and newer).
 
     Args:
-        query: [batch, rows, heads * width]; the function gets `[batch, rows, heads, width]`.
-        key: likewise.
-        value: likewise.
+        query, key, value: [batch, rows, heads * width]; passed as `[batch, rows, heads, width]`.
         layer: as `attend`'s.
 
     Returns:
@@ -199,9 +189,7 @@ def call(
 
 @contextlib.contextmanager
 def named_by(options: dict[str, Any], function: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Until this ends, have a call's `transformer_options` name a function in the place of
-    PyTorch's own attention, for what reads them by itself. They name none before.
-    """
+    """Have options, which name no attention yet, name this function instead of PyTorch's."""
     options[ATTENTION] = function
     try:
         yield
@@ -210,23 +198,18 @@ def named_by(options: dict[str, Any], function: Callable[..., torch.Tensor]) -> 
 
 
 def is_of_queries_alone(named: dict[str, Any]) -> bool:
-    """Tell whether attention, called with these arguments beside queries, keys, values and heads,
-    is what PyTorch computes of those: no mask, no scale, no other order.
-    """
+    """Tell whether these further arguments leave plain attention: no mask, scale or other order."""
     plain = {"mask": None, "skip_reshape": False, "low_precision_attention": True}
     told = named.keys() - {"transformer_options", "_inside_attn_wrapper"}
     return all(name in plain and named[name] is plain[name] for name in told)
 
 
 def may_attend_under(mask: Any) -> bool:
-    """Tell whether `attend` takes a mask."""
     return mask is None or isinstance(mask, torch.Tensor) or _of_guides(mask) is not None
 
 
 def _of_guides(mask: Any) -> Any:
-    """The module of the host's that has this class of masks (`comfy/ldm/lightricks/model.py`): one
-    mask for each group of queries.
-    """
+    """The host's module with this mask class (LTX): a mask per group of queries."""
     module = sys.modules.get("comfy.ldm.lightricks.model")
     known = type(mask) is getattr(module, "GuideAttentionMask", _of_guides)
     return module if known and hasattr(module, "_attention_with_guide_mask") else None

@@ -1,4 +1,4 @@
-"""How the host gives a layer's weights for one call: cast, patched, brought over.
+"""How the host provides a layer's weights for one call: cast, patched, copied.
 
 Relies on the host's `comfy/ops.py` (`cast_bias_weight`, `uncast_bias_weight`) and
 `comfy/model_management.py` (`cast_to`).
@@ -12,7 +12,7 @@ import torch
 
 
 def cast(layer: Any, dtype: torch.dtype, device: torch.device) -> tuple[Any, Any, Any]:
-    """Return a layer's weight and bias as it would compute with them, and what `let_go` takes."""
+    """Return a layer's weight and bias as it would use them, and a token for `let_go`."""
     import comfy.ops
 
     weight, bias, token = comfy.ops.cast_bias_weight(
@@ -22,10 +22,7 @@ def cast(layer: Any, dtype: torch.dtype, device: torch.device) -> tuple[Any, Any
 
 
 def bring(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Begin to copy a weight to a device on the current stream, as the host does; its dtype stays.
-
-    It is itself where it is there.
-    """
+    """Begin to copy a weight to a device on the current stream; itself if it is there."""
     import comfy.model_management as management
 
     quick = management.device_supports_non_blocking(device)
@@ -36,7 +33,7 @@ def bring(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def finish(
     layer: Any, brought: tuple[Any, Any], dtype: torch.dtype, device: torch.device
 ) -> tuple[Any, Any]:
-    """Return what a layer computes with, of its own weights brought over: cast and patched."""
+    """Cast and patch a layer's weights that were brought over."""
     import comfy.ops
 
     weight, bias = comfy.ops.cast_bias_weight(
@@ -46,14 +43,14 @@ def finish(
 
 
 def let_go(layer: Any, weight: Any, bias: Any, token: Any) -> None:
-    """Tell the host that the work which uses what `cast` gave is queued."""
+    """Tell the host that the work using what `cast` gave is queued."""
     import comfy.ops
 
     comfy.ops.uncast_bias_weight(layer, weight, bias, token)
 
 
 class _Brought:
-    """A layer, but with other weights."""
+    """A layer with other weights."""
 
     def __init__(self, layer: Any, weight: Any, bias: Any) -> None:
         self._layer, self.weight, self.bias = layer, weight, bias

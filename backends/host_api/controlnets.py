@@ -1,4 +1,4 @@
-"""What a CONTROL_NET is: its network, its copies, its run, where it computes.
+"""A CONTROL_NET: its network, copies, run and device.
 
 Relies on the host's `comfy/controlnet.py`.
 """
@@ -18,7 +18,7 @@ METHODS = ("get_control", "copy_to", "pre_run", "cleanup", "__reduce_ex__")
 
 
 def is_control(thing: Any) -> bool:
-    """Tell whether a thing is a ControlNet of any kind, the host's or another pack's."""
+    """Tell whether a thing is a ControlNet, the host's or a pack's."""
     cls = getattr(sys.modules.get("comfy.controlnet"), "ControlBase", None)
     return cls is not None and isinstance(thing, cls)
 
@@ -29,12 +29,12 @@ def is_hosts(cls: type) -> bool:
 
 
 def network_attribute(cls: type) -> str:
-    """Return the attribute that holds the network."""
+    """Return the name of the network's attribute."""
     return "t2i_model" if cls.__name__ == "T2IAdapter" else "control_model"
 
 
 def is_per_run(cls: type) -> bool:
-    """Tell whether the host makes the network anew in each run, and drops it at the end."""
+    """Tell whether the host makes the network anew in each run."""
     return cls.__name__ == "ControlLora"
 
 
@@ -44,12 +44,12 @@ def copy(control: Any) -> Any:
 
 
 def patcher(control: Any) -> Any:
-    """Return the ModelPatcher of the network; an adapter, and one made at every run, have none."""
+    """Return the network's ModelPatcher; None for adapters and per-run networks."""
     return vars(control).get("control_model_wrapped")
 
 
 def device(control: Any) -> torch.device:
-    """Return the device on which the network runs; of a copy for another card its patcher knows."""
+    """Return the network's device; a copy on another card knows it by its patcher."""
     facts, own = vars(control), patcher(control)
     if own is not None:
         found: torch.device = own.load_device
@@ -58,7 +58,6 @@ def device(control: Any) -> torch.device:
 
 
 def compute_dtype(control: Any, network: Any) -> torch.dtype:
-    """Return the dtype in which the network computes."""
     found: torch.dtype = vars(control).get("manual_cast_dtype") or getattr(
         network, "dtype", torch.float32
     )
@@ -66,6 +65,6 @@ def compute_dtype(control: Any, network: Any) -> torch.dtype:
 
 
 def plain_state(cls: Any, control: Any, protocol: Any) -> tuple[Any, ...]:
-    """Return what Python copies or pickles an instance from, less our methods in it."""
+    """Return what Python copies or pickles an instance from, without our methods."""
     make, arguments, state, *rest = cls.__reduce_ex__(control, protocol)
     return make, arguments, {k: v for k, v in state.items() if k not in METHODS}, *rest

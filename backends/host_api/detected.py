@@ -1,4 +1,4 @@
-"""Models of the host by the class and the settings that its detection has for their files.
+"""Models by the class and settings that the host detects for their files.
 
 Relies on the host's `comfy/supported_models.py`, `comfy/model_detection.py` and
 `comfy/model_base.py` (`BaseModel.diffusion_model`).
@@ -13,11 +13,11 @@ import torch
 
 
 def root_of(name: str, settings: Mapping[str, Any], dtype: torch.dtype) -> torch.nn.Module:
-    """Build the module that makes a model's steps, its weights as its constructor leaves them.
+    """Build a diffusion model, with weights as its constructor leaves them.
 
     Args:
         name: of the model's class in the host's list.
-        settings: as the host's detection reads them from a file.
+        settings: as the host detected them from a file.
         dtype: that the model computes in.
     """
     import comfy.supported_models
@@ -29,19 +29,13 @@ def root_of(name: str, settings: Mapping[str, Any], dtype: torch.dtype) -> torch
 
 
 def detected(model: Any) -> tuple[str, Mapping[str, Any]]:
-    """Return the name of a model's class in the host's list, and its settings.
-
-    Args:
-        model: the host's, within a MODEL.
-    """
+    """Return the name of a loaded model's class in the host's list, and its settings."""
     config = model.model_config
     return type(config).__name__, config.unet_config
 
 
 def detected_file(path: str) -> tuple[str, Mapping[str, Any], tuple[int, ...]] | None:
-    """Return the same of a file, and the shape of a latent of its; None for one that the host does
-    not know. Its weights are not read.
-    """
+    """Return the same of a file, without its weights, and a latent's shape; None if unknown."""
     from comfy import model_detection
     from safetensors import safe_open
 

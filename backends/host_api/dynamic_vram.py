@@ -1,10 +1,10 @@
-"""The host's dynamic VRAM: a range of pages for each model, a place in it for each layer.
+"""The host's dynamic VRAM: a range of pages per model, a place in it per layer.
 
 Relies on the host's `comfy/ops.py` (`cast_modules_with_vbar`, `resolve_cast_module_with_vbar`),
 `comfy/model_prefetch.py`, `comfy/model_patcher.py` (`ModelPatcherDynamic`), the loaded models of
 `comfy/model_management.py` and `comfy_aimdo/model_vbar.py`. A layer has its place in `_v`;
-`_v_signature` names the pages that the host filled there, `_v_weight` and `_v_bias` are what lies
-in them, and `_prefetch` is what the host notes between the begin of a copy and its end.
+`_v_signature` names the pages filled there, `_v_weight` and `_v_bias` lie in them, and `_prefetch`
+holds the host's notes while a copy is under way.
 """
 
 from __future__ import annotations
@@ -29,27 +29,26 @@ _NOT_THERE: dict[str, Any] = {"signature": None, "resident": False}
 
 
 def has_place(layer: Any) -> bool:
-    """Tell whether a layer has a place in dynamic VRAM."""
     return "_v" in layer.__dict__
 
 
 def place(layer: Any) -> tuple[int, int]:
-    """Return the address and the size of a layer's place in bytes."""
+    """Return the address and size (bytes) of a layer's place."""
     return int(layer._v[1]), int(layer._v[2])
 
 
 def mark(layer: Any) -> Any:
-    """Return what names the pages that a layer's weights were put into; None where none were."""
+    """Return a token of the pages that hold a layer's weights; None if there are none."""
     return layer.__dict__.get("_v_signature")
 
 
 def mark_empty(layer: Any) -> None:
-    """Have the host bring a layer's weights over anew."""
+    """Have the host copy a layer's weights again."""
     layer._v_signature = None
 
 
 def are_filled(layers: Sequence[Any]) -> bool:
-    """Tell whether each layer's weights lie in its place now, where the host put them."""
+    """Tell whether each layer's weights lie in its place now."""
     import comfy_aimdo.model_vbar as vbar
 
     for layer in layers:
@@ -69,30 +68,30 @@ def are_filled(layers: Sequence[Any]) -> bool:
 
 
 def is_begun(layer: Any) -> bool:
-    """Tell whether the host began to bring a layer's weights over, and did not end it."""
+    """Tell whether a copy of a layer's weights has begun and not ended."""
     return "_prefetch" in layer.__dict__
 
 
 def holds_pages(layer: Any) -> bool:
-    """Tell whether the host holds the pages of a layer whose copy it began."""
+    """Tell whether the host holds the pages of a layer whose copy began."""
     return layer.__dict__.get("_prefetch", _NOT_THERE)["signature"] is not None
 
 
 def is_there(layer: Any) -> bool:
-    """Tell whether a layer whose copy was begun has its final weights in its place."""
+    """Tell whether a layer whose copy began has its final weights in place."""
     return bool(layer.__dict__.get("_prefetch", _NOT_THERE)["resident"])
 
 
 def begin_copies(
     layers: Sequence[Any], held: list[Any], dtype: torch.dtype, device: torch.device
 ) -> Any:
-    """Begin to bring the weights of several layers over.
+    """Begin to copy the weights of several layers.
 
     Args:
-        held: gets the layers whose pages the host holds, also when it fails.
+        held: gets the layers whose pages the host holds, also on failure.
 
     Returns:
-        The stream on which they come, None where it is the current one.
+        The stream of the copies, None for the current one.
     """
     import comfy.model_management as management
     import comfy.ops
@@ -104,14 +103,14 @@ def begin_copies(
 
 
 def await_copies(device: torch.device, stream: Any) -> None:
-    """Have the current stream wait for the one that `begin_copies` returned."""
+    """Have the current stream wait for that of `begin_copies`."""
     import comfy.model_management as management
 
     management.sync_stream(device, stream)
 
 
 def end_copy(layer: Any, dtype: torch.dtype, device: torch.device) -> tuple[Any, Any]:
-    """Return the weight and bias of a layer whose copy was begun; a quantised weight stays so."""
+    """Return the weight and bias of a layer whose copy began; quantised ones stay so."""
     import comfy.ops
 
     weight, bias = comfy.ops.resolve_cast_module_with_vbar(
@@ -135,7 +134,7 @@ def forget_copy(layer: Any) -> None:
 
 
 def releaser(held: Sequence[Any], device: torch.device, stream: Any) -> Callable[[], None]:
-    """Return what releases the pages of these layers, once the work that uses them is queued."""
+    """Return a call that releases these layers' pages once the work using them is queued."""
     import comfy.model_management as management
     import comfy_aimdo.model_vbar as vbar
 
@@ -149,7 +148,7 @@ def releaser(held: Sequence[Any], device: torch.device, stream: Any) -> Callable
 
 
 def undo_copy(layer: Any, before: Any) -> None:
-    """Have the host bring over anew what it brought over, or began to, since a layer's `mark`."""
+    """Have the host repeat all copies of a layer since its `mark`."""
     import comfy_aimdo.model_vbar as vbar
 
     prefetch = layer.__dict__.get("_prefetch")
@@ -163,7 +162,7 @@ def undo_copy(layer: Any, before: Any) -> None:
 
 
 class _Noting:
-    """A layer's range of dynamic VRAM, which notes whether the host holds its pages."""
+    """A layer's range, noting whether the host holds its pages."""
 
     def __init__(self, pages: Any) -> None:
         self._pages = pages
@@ -180,9 +179,7 @@ class _Noting:
 
 @contextlib.contextmanager
 def _noting_holds(layers: Sequence[Any], held: list[Any]) -> Iterator[None]:
-    """Add to `held` the layers whose pages the host holds afterwards, also when it fails: it says
-    so on the layer last of all.
-    """
+    """Add to `held` the layers whose pages the host holds afterwards, also on failure."""
     places = [layer._v for layer in layers]
     notes = [_Noting(where[0]) for where in places]
     try:
@@ -200,37 +197,36 @@ def _noting_holds(layers: Sequence[Any], held: list[Any]) -> Iterator[None]:
 
 
 def page_range(model: Any, device: torch.device) -> tuple[Any, int]:
-    """Return a model's range of dynamic VRAM and how many bytes of it are in use, 0 without one."""
+    """Return a model's range and its used bytes; 0 without one."""
     pages = getattr(model, "dynamic_vbars", _NONE).get(device)
     return (None, 0) if pages is None else (pages, pages.offset)
 
 
 def hold(pages: Any, size: int) -> bytes | None:
-    """Bring the first `size` bytes of a range in and hold their pages; `let_go` must follow.
+    """Bring in and hold the first `size` bytes of a range; `let_go` must follow.
 
     Returns:
-        What names the pages, equal for the same ones; None where they do not all fit.
+        A token, equal for equal pages; None if they do not all fit.
     """
     signature = pages.fault(pages.base_addr, size)
     if signature is None:
         return None
-    # Without this floor, room that is wanted meanwhile would mark the held pages for removal. It
-    # does not hold them alone: the host drops all floors when a node ends, also while another
-    # card's thread that outlived the node computes.
+    # Without this floor, requests for memory would mark held pages for removal. It is not enough:
+    # the host drops all floors when a node ends, even while another card's thread computes.
     _floors[pages] = size
     pages.set_watermark_limit(size)
     return bytes(signature)
 
 
 def give_up(pages: Any, size: int) -> None:
-    """Give so many bytes of a range's pages back to the device: the last ones that nobody holds.
-    They stay empty until the host loads the model again.
+    """Return the last `size` bytes of a range that nobody holds to the device. They stay empty
+    until the model is loaded again.
     """
     pages.free_memory(size)
 
 
 def let_go(pages: Any, size: int) -> None:
-    """Let go of the pages that `hold` holds."""
+    """Release the pages that `hold` holds."""
     _floors.pop(pages, None)
     pages.set_watermark_limit(0)
     pages.unpin(pages.base_addr, size)
@@ -238,10 +234,10 @@ def let_go(pages: Any, size: int) -> None:
 
 @contextlib.contextmanager
 def no_page_taken(device: torch.device) -> Iterator[None]:
-    """Have no page of any model on a device be taken for room until this ends.
+    """Keep every model's pages on a device.
 
-    comfy-aimdo takes pages where memory is asked for, and waits for the device before: while a call
-    is captured that is a fault, and PyTorch ends the process when it frees what the capture had.
+    comfy-aimdo takes pages when memory is asked for, after waiting for the device: a fault during a
+    capture, after which freeing the capture's memory ends the process.
     """
     import comfy.model_management as management
 

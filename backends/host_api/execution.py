@@ -1,4 +1,4 @@
-"""How the host runs a prompt: how it is cancelled, and what records its kernels.
+"""How the host runs a prompt: cancelling, and what records its kernels.
 
 Relies on the host's `comfy/model_management.py` and `comfy/model_prefetch.py`.
 """
@@ -20,40 +20,40 @@ _PASSES = "warmgraph_passes"
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Tell whether an error is the host's way to end a prompt that the user cancelled."""
+    """Tell whether an error is the host's cancelling of a prompt."""
     from comfy.model_management import InterruptProcessingException
 
     return isinstance(error, InterruptProcessingException)
 
 
 def let_pass(error: BaseException) -> None:
-    """Note that an error came out of the host's code within a graph: it passes, as it would without
-    a graph. Too little memory is no such error: the host may need less.
+    """Mark an error of the host's code within a graph: it is raised as it would be without a graph.
+    Except out of memory: the host may need less.
     """
     if not isinstance(error, torch.OutOfMemoryError):
         vars(error)[_PASSES] = True
 
 
 def passes(error: BaseException) -> bool:
-    """Tell whether `let_pass` was told of an error."""
+    """Tell whether `let_pass` marked an error."""
     return _PASSES in vars(error)
 
 
 def check_cancelled() -> None:
-    """Raise the host's interrupt when the user pressed Cancel."""
+    """Raise the host's interrupt if the user cancelled."""
     _management().throw_exception_if_processing_interrupted()
 
 
 @functools.cache
 def _management() -> Any:
-    """The host's module, found once: to import it costs a microsecond at each place."""
+    """The host's module, cached: importing costs a microsecond at each place."""
     import comfy.model_management
 
     return comfy.model_management
 
 
 def executing_node() -> str | None:
-    """Return the id of the node that runs in this thread, None where none does or nothing tells."""
+    """Return the id of the node that runs in this thread, or None."""
     try:
         from comfy_execution.utils import get_executing_context
     except ImportError:
@@ -63,7 +63,7 @@ def executing_node() -> str | None:
 
 
 class _Paused(threading.local):
-    """What of the host's recordings is held up by us, in this thread."""
+    """The host's recordings that we pause, in this thread."""
 
     def __init__(self) -> None:
         self.now: tuple[Any, ...] = ()
@@ -77,16 +77,15 @@ _NOTHING = contextlib.nullcontext()
 
 
 def pause_host_compiler() -> AbstractContextManager[None]:
-    """Keep the host's own compiler (ComfyUI 0.33 and newer) from recording what runs inside.
-
-    Its recording counts foreign allocations as faults; hosts without it have nothing to pause. What
-    is held up already stays so: the host would go on with it when the inner one of two ends.
+    """Keep the host's own compiler (0.33 and newer) from recording what runs inside: it counts
+    foreign allocations as faults. Nested pauses are one, since the host would resume at the inner
+    end.
     """
     return host_compiler_pause() or _NOTHING
 
 
 def host_compiler_pause() -> AbstractContextManager[None] | None:
-    """The same; None where nothing is to be paused, for who asks at each place."""
+    """The same; None where there is nothing to pause."""
     recording = _recording()
     if recording is None or recording in _paused.now:
         return None
@@ -104,9 +103,7 @@ def _pausing(recording: Any) -> Iterator[None]:
 
 
 def _recording() -> Any:
-    """What the host records in this thread, None where it records nothing or nothing is to be
-    paused; our own object where the host does not say.
-    """
+    """The host's recording in this thread; None if none; our own object if it does not say."""
     prefetch = sys.modules.get("comfy.model_prefetch")
     if prefetch is None or not callable(getattr(prefetch, "pause_malloc_graph", None)):
         return None

@@ -1,10 +1,10 @@
-"""The formats of quantised weights: one table, which all that knows a format asks.
+"""The formats of quantised weights: one table for all that depends on a format.
 
-A format that has no row is the host's in everything: its layers are called, and no step with them
-is captured. A new one is a row of `_ROWS`.
+A format without a row in `_ROWS` is the host's: its layers are called, and steps with them are not
+captured.
 
-Relies on the host's `comfy/quant_ops.py` (`QUANT_ALGOS`, its names of formats and the library's
-layouts) and on `comfy/ops.py` (`pick_operations`: which device multiplies by what).
+Relies on the host's `comfy/quant_ops.py` (`QUANT_ALGOS`: names, and the library's layouts) and
+`comfy/ops.py` (`pick_operations`: which device multiplies by what).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from . import kitchen
 
 
 class Rounding(NamedTuple):
-    """How a layer takes its input: each element rounded for itself, times one scale.
+    """How a layer takes its input: each element rounded by itself, times one scale.
 
     Attributes:
         dtype: what elements are rounded to.
         is_known: whether this host rounds to that dtype so.
-        given: `(values, scale, dtype)`, rounded rows, as the layer itself would have made them.
-        multiply: `(values, scale, weight, bias, dtype)`, rounded rows by a weight of the format.
+        given: `(values, scale, dtype)`: rounded rows, as the layer would have made them.
+        multiply: `(values, scale, weight, bias, dtype)`: rounded rows by a weight of the format.
     """
 
     dtype: torch.dtype
@@ -41,20 +41,19 @@ class Format:
 
     Attributes:
         name: in files, and for the host.
-        people: what people call it.
-        layout: the library's class that says how the weight lies in memory.
-        multiplied_where: the host's function that tells whether a device multiplies by it; ""
-            where each one does. Another device unpacks the weight at each call.
-        is_offered: whether people are told of files in it where theirs is unpacked.
+        people: the display name.
+        layout: the library's class for the weight's memory.
+        multiplied_where: the host's function that tells whether a device multiplies by it, "" for
+            every device; others unpack the weight at each call.
+        is_offered: whether users are told of files in it where theirs is unpacked.
         may_be_captured: whether its products were tried in a CUDA graph.
-        takes_memory_by_stream: whether the library takes memory for each stream for its products,
-            and frees it for more at a size that needs more: within a capture that ends the
-            process, and after one the graph would write where something else lies.
-        quantises_rows: whether its product takes an input as it is and does all else by itself. So
-            it may be had without the layer, and with an activation before it.
-        rounding: how its layers take their inputs, where elements are rounded one by one.
-        plain: what of the host's layers multiply by plain weights as they are stored, and the
-            dtype that these are in.
+        takes_memory_by_stream: whether its products allocate per stream and reallocate for larger
+            sizes: within a capture that ends the process, and after one the graph would write into
+            others' memory.
+        quantises_rows: whether its product takes the plain input and does the rest, so that it
+            needs no layer and can be preceded by an activation.
+        rounding: how its layers take their inputs, if elements are rounded one by one.
+        plain: which host layers multiply by plain weights as stored, and those weights' dtype.
     """
 
     name: str
@@ -106,7 +105,7 @@ FORMATS = {row.name: row for row in _ROWS}
 
 
 def of(layer: Any) -> Format | None:
-    """Return the format that a layer's weight is quantised in; None where it is not."""
+    """Return the format of a layer's quantised weight, or None."""
     name = getattr(layer, "quant_format", None)
     if not isinstance(name, str):
         return None
@@ -119,7 +118,7 @@ def _without_row(name: str) -> Format:
 
 
 def rounding_to(dtype: torch.dtype) -> Rounding:
-    """Return how rows are multiplied that were rounded to a dtype."""
+    """Return how rows rounded to a dtype are multiplied."""
     for row in FORMATS.values():  # asked for each product
         if row.rounding is not None and row.rounding.dtype is dtype:
             return row.rounding
@@ -127,14 +126,14 @@ def rounding_to(dtype: torch.dtype) -> Rounding:
 
 
 def plain_layers(dtype: torch.dtype) -> list[str]:
-    """Return which of the host's layers multiply by plain weights in a dtype as they are."""
+    """Return the host's layers that multiply by plain weights of a dtype as stored."""
     found = (row.plain for row in FORMATS.values())
     return [plain[0] for plain in found if plain is not None and plain[1] is dtype]
 
 
 def better_files(layer: Any) -> list[str]:
-    """Return which files such a layer's device multiplies as they are, by the names that people
-    have for them; none where it does so with the layer's own format.
+    """Return the formats (display names) a layer's device multiplies as they are; none if its own
+    is.
     """
     unpacked = getattr(layer, "_disabled_formats", ())
     form = of(layer)
@@ -142,9 +141,7 @@ def better_files(layer: Any) -> list[str]:
 
 
 def quick_files() -> list[str]:
-    """Return which files the host's device multiplies as they are, by the names that people have
-    for them.
-    """
+    """Return the display names of formats that the host's device multiplies as they are."""
     import comfy.model_management as management
 
     device = management.get_torch_device()

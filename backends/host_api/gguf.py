@@ -1,8 +1,7 @@
-"""Layers with weights out of GGUF files: not the host's, but of the pack that people load such
-files with (ComfyUI-GGUF), over the host's classes.
+"""Layers with GGUF weights: of the pack ComfyUI-GGUF, over the host's classes.
 
-Relies on that pack's `ops.py` (`GGMLLayer`, `GGMLTensor`). A class whose code names anything that
-is not known here is any pack's.
+Relies on that pack's `ops.py` (`GGMLLayer`, `GGMLTensor`). A class whose code names anything
+unknown is treated as any pack's.
 """
 
 from __future__ import annotations
@@ -72,9 +71,9 @@ class Blocks(NamedTuple):
     Attributes:
         form: the name of its format.
         values: the bytes, as a plain tensor over the same memory.
-        shape: of the weight that they stand for.
-        steps: what its layer rounds each step of unpacking to; None: to what it multiplies in.
-        bias: of the layer, as a plain tensor; those of files are not packed.
+        shape: of the unpacked weight.
+        steps: what each step of unpacking is rounded to; None: to the dtype of the product.
+        bias: of the layer, as a plain tensor, never packed.
     """
 
     form: str
@@ -85,15 +84,15 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(layer: Any) -> Blocks | None:
-    """Return the weight of a layer whose call is, at this moment, no more than a product by it;
-    None for any other: not while a LoRA is added at each call, and not under dynamic VRAM, where
-    another version of the pack brings the weight.
+    """Return the weight of a layer whose call is now just a product by it; None otherwise: with a
+    LoRA added at each call, or under dynamic VRAM, where another version of the pack fetches the
+    weight.
     """
     return None if _is_patched(layer, "weight") else patched_blocks_of(layer)
 
 
 def patched_blocks_of(layer: Any) -> Blocks | None:
-    """Return the same also of a layer whose weight is changed by a LoRA first (`change_of`)."""
+    """Return the same also if a LoRA changes the weight first (`change_of`)."""
     weight: Any = getattr(layer, "weight", None)
     form = FORMATS.get(getattr(weight, "tensor_type", -1))
     if form is None or has_place(layer) or not _is_product(layer) or _is_patched(layer, "bias"):
@@ -105,9 +104,7 @@ def patched_blocks_of(layer: Any) -> Blocks | None:
 
 
 def change_of(layer: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """Return what a LoRA makes of such a layer's unpacked weight, in whose memory it may do so;
-    None where there is none.
-    """
+    """Return what applies a layer's LoRA to its unpacked weight, perhaps in place, or None."""
     if not _is_patched(layer, "weight"):
         return None
 
@@ -125,9 +122,7 @@ def change_of(layer: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
 
 
 def plain_parts(layer: Any) -> dict[str, torch.Tensor]:
-    """Return the parameters of such a layer, by name, as plain tensors over the same memory; none
-    of any other's.
-    """
+    """Return such a layer's parameters by name, as plain tensors over the same memory; else {}."""
     blocks = blocks_of(layer)
     if blocks is None:
         return {}
@@ -136,8 +131,8 @@ def plain_parts(layer: Any) -> dict[str, torch.Tensor]:
 
 
 def host_class(layer: torch.nn.Module) -> type:
-    """Return the class by which a layer computes: the host's own, where the pack's only adds what
-    is for packed weights, of which this layer has none; else its own.
+    """Return the class that a layer computes by: the host's, if the pack's only adds handling of
+    packed weights and this layer has none.
     """
     cls = type(layer)
     if not isinstance(layer, _OTHERS) or not _CALLS.are_of(cls):

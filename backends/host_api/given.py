@@ -1,7 +1,7 @@
-"""Which of the host's quantised layers are no more than a product by weights that one has.
+"""Which of the host's quantised layers are just a product by weights at hand.
 
-Relies on the host's `comfy/ops.py` (`mixed_precision_ops`). Nothing of a graph hangs on it, so keys
-do not hold it.
+Relies on the host's `comfy/ops.py` (`mixed_precision_ops`). No graph depends on it, nor does any
+key.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from . import formats, gguf
 from .known_calls import KnownCalls
 from .layers import rounds_inputs_to, takes_rounded
 
-#: The names in the code of a call of a quantised layer, where it is the known one: another version
-#: of the host may do more with an input than multiply it.
+#: All names in the known code of a quantised layer's call: another host version may do more.
 _NAMED = {
     "forward": frozenset(
         (
@@ -86,8 +85,8 @@ _CALLS = KnownCalls("this ComfyUI's quantised layers", _NAMED)
 
 
 def multiplies_as_given(layer: Any, dtype: torch.dtype, *, rounded: bool) -> bool:
-    """Tell whether a call of a layer is, at this moment, no more than the product of its input by
-    its weights as they are stored: who has these may multiply without the layer.
+    """Tell whether a layer's call is now just its input times its stored weights, so that it may be
+    computed without the layer.
 
     Args:
         dtype: of the input.
@@ -109,7 +108,7 @@ def multiplies_as_given(layer: Any, dtype: torch.dtype, *, rounded: bool) -> boo
 
 
 def _multiplies(layer: Any, weight: Any, *, rounded: bool) -> bool:
-    """Tell whether a product by this weight is what a layer computes."""
+    """Tell whether the layer computes a product by this weight."""
     form = formats.of(layer)
     if form is None:  # one of a quantised file's that is not
         return not rounded and type(weight) in (torch.Tensor, torch.nn.Parameter)

@@ -1,8 +1,8 @@
-"""The host's own library of kernels, whose operators stay whole in a graph.
+"""The host's library of kernels, whose operators stay whole in a graph.
 
-Relies on `comfy_kitchen` (`list_backends`), which chooses a backend at each call of an operator
-(`registry.py`); on its operator `int8_linear`, the kernel within (`backends/cuda`) and on how it
-keeps such weights (`tensor/int8.py`); on the host's layout for fp8 (`comfy/quant_ops.py`).
+Relies on `comfy_kitchen`: `list_backends`, the choice of a backend per call (`registry.py`),
+`int8_linear` and its kernel (`backends/cuda`), int8 weights (`tensor/int8.py`); and on the host's
+fp8 layout (`comfy/quant_ops.py`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 class Int8Weight(NamedTuple):
-    """An int8 weight of the library's.
+    """An int8 weight of the library.
 
     Attributes:
         values: int8 [out, in].
-        scale: float32, for each of its rows or for all.
-        group: so many neighbours of a row were rotated together before they were quantised
-            (ConvRot); None where they were not.
+        scale: float32, one per row or one for all.
+        group: how many neighbours of a row were rotated together before quantising (ConvRot), or
+            None.
     """
 
     values: torch.Tensor
@@ -42,7 +42,7 @@ class Int8Weight(NamedTuple):
 
 
 def int8_weight(weight: Any) -> Int8Weight | None:
-    """Return what such a weight consists of, None for any other."""
+    """Return the parts of such a weight, None for any other."""
     if getattr(weight, "_layout_cls", None) != INT8_LAYOUT:
         return None
     known = weight._params
@@ -59,11 +59,11 @@ Int8Product = Callable[..., torch.Tensor]
 def int8_product(
     x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None, act: str = ""
 ) -> Int8Product:
-    """Return what the library computes such a product with, of whatever of these sizes and dtypes:
-    a tensor's class, an operator and a choice among backends lead to it at each call otherwise.
+    """Return what the library computes such a product with, for any such sizes and dtypes, without
+    its dispatch at each call.
 
     Raises:
-        RuntimeError: this version of the library chooses in another way, or has nothing for these.
+        RuntimeError: another version of the library, or nothing for these.
     """
     try:
         library: Any = importlib.import_module(f"{PACKAGE}.registry")
@@ -101,9 +101,7 @@ def _of_int8_linear(
 
 @cache
 def rounds_as_known(dtype: torch.dtype) -> bool:
-    """Tell whether the host's fp8 layers take each element of an input for itself, by no scale
-    where a file has none: another version of the host may look at all of it first.
-    """
+    """Tell whether the host's fp8 layers round elementwise, by no scale if a file has none."""
     from comfy import quant_ops
 
     most = torch.finfo(dtype).max
@@ -118,11 +116,11 @@ def rounds_as_known(dtype: torch.dtype) -> bool:
 
 
 def rounded_input(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> Any:
-    """Return what one of the host's fp8 layers makes of its input before it multiplies.
+    """Return an fp8 layer's input as it is multiplied.
 
     Args:
         values: float8_e4m3fn [rows, in], the input by `scale`, rounded.
-        scale: float32 [], what one of them is worth.
+        scale: float32 [].
         dtype: of the input, and of the layer's result.
     """
     from comfy.quant_ops import QuantizedTensor, TensorCoreFP8E4M3Layout
@@ -134,8 +132,7 @@ def rounded_input(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype)
 
 
 def int8_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows `[rows, width]` as int8, and what one of each is worth, float32 `[rows, 1]`: as
-    the library's products make them.
+    """Quantise `[rows, width]` as the library's products do: int8 rows, float32 scales `[rows, 1]`.
 
     Raises:
         RuntimeError: this version of the library has no such function, or not for these.
@@ -159,18 +156,18 @@ def multiply_int8_rows(
     dtype: torch.dtype,
     stream: int,
 ) -> torch.Tensor:
-    """Multiply rows that are int8 already by an int8 weight, as the library's own product does.
+    """Multiply int8 rows by an int8 weight, as the library's own product does.
 
     Args:
-        rows: int8 [rows, in]; scales: float32 [rows, 1], what one of each row is worth.
-        values: int8 [out, in]; scale: float32, for each of its rows or for all.
+        rows: int8 [rows, in]; scales: float32 [rows, 1].
+        values: int8 [out, in]; scale: float32, one per row or one for all.
         stream: the current one, as CUDA knows it.
 
     Returns:
         [rows, out] in `dtype`.
 
     Raises:
-        RuntimeError: this version of the library has no such kernel, or it does not take these.
+        RuntimeError: this version of the library has no such kernel, or not for these.
     """
     # Not by the tensor's own method, which first sees that nobody waits for another stream.
     export: Any = dlpack.to_dlpack  # type: ignore[attr-defined]
@@ -193,7 +190,7 @@ def multiply_int8_rows(
 
 @cache
 def _int8_rows_product() -> Any:
-    """The library's own code for a product of int8 by int8."""
+    """The library's own int8 product."""
     try:
         library: Any = importlib.import_module(f"{PACKAGE}.backends.cuda")
         return library._C.cutlass_int8_dequant
@@ -208,8 +205,8 @@ def multiply_rounded(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Multiply an fp8 layer's input that is rounded already by its weight, as the library does it:
-    two classes of tensors, an operator and a table lead there at each call otherwise.
+    """Multiply an fp8 layer's rounded input by its weight, without the library's dispatch at each
+    call.
 
     Args:
         values, scale, dtype: as of `rounded_input`.
@@ -234,7 +231,7 @@ def multiply_rounded(
 
 @cache
 def _scaled_product() -> Callable[..., torch.Tensor] | None:
-    """What the library's fp8 layers multiply by; None where this version is not known."""
+    """The product of the library's fp8 layers; None if this version is unknown."""
     try:
         library: Any = importlib.import_module(f"{PACKAGE}.tensor.fp8")
         product: Callable[..., torch.Tensor] = library.scaled_mm_v2
@@ -245,7 +242,7 @@ def _scaled_product() -> Callable[..., torch.Tensor] | None:
 
 
 def facts() -> str:
-    """Return its version and the backends that it may choose from: what its operators compute."""
+    """Return the library's version and available backends."""
     library = sys.modules.get(PACKAGE)
     if library is None:
         return "not there"
@@ -255,7 +252,6 @@ def facts() -> str:
 
 
 def version() -> str:
-    """Return the library's version, as it is installed."""
     try:
         return importlib.metadata.version(PACKAGE.replace("_", "-"))
     except importlib.metadata.PackageNotFoundError:

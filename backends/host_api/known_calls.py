@@ -1,4 +1,4 @@
-"""Whether a call of a layer is the code that is known here: another version may do more than it."""
+"""Whether a layer's call is code known here: another version may do more."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ logger = logging.getLogger(__name__)
 
 
 class KnownCalls:
-    """What is known of the code of some classes' calls."""
+    """The known code of some classes' calls."""
 
     def __init__(self, whose: str, named: Mapping[str, frozenset[str]]) -> None:
-        """Set up; no class was looked at yet.
+        """Set up.
 
         Args:
             whose: layers, for the log.
-            named: by method, all names in its code that are known.
+            named: by method, all known names in its code.
         """
         self._whose, self._named = whose, named
         self._own = frozenset((*named, *FORWARDS))
-        #: Of code objects, by their ids, whether no name in them is unknown: classes are made for
+        #: By ids of code objects, whether no name in them is unknown: classes are made for
         #: each file that is loaded, all of the same code. They are kept, so that an id stays its
         #: own.
         self._answers: dict[tuple[int, ...], tuple[list[CodeType], bool]] = {}
 
     def are_of(self, cls: Any) -> bool:
-        """Tell whether a class has all of these methods, and their code names nothing else."""
+        """Tell whether a class has all these methods, naming nothing else."""
         found = [getattr(getattr(cls, name, None), "__code__", None) for name in self._named]
         codes = [code for code in found if isinstance(code, CodeType)]
         if len(codes) < len(found):
@@ -42,9 +42,7 @@ class KnownCalls:
         return self._answers[asked][1]
 
     def is_untouched(self, layer: Any) -> bool:
-        """Tell whether no hook is on a layer of such a class, and none of its methods is its own:
-        another node's.
-        """
+        """Tell whether such a layer has no hooks and no methods of its own (another node's)."""
         return layer.__dict__.keys().isdisjoint(self._own) and not (
             layer._forward_hooks or layer._forward_pre_hooks
         )

@@ -40,9 +40,8 @@ STATE = frozenset(
 )
 #: What of it comes to any layer that has weights, and goes.
 COMING = ("comfy_patched_weights", "comfy_force_cast_weights")
-#: What the host's code looks at on a layer before it takes the weight itself, to do more than a
-#: product in one kernel (`linear_input_act`, and helpers in newer models), and what makes it call
-#: the layer: no format, and a product in full. `weight` and `bias` are no quantised tensors then.
+#: What the host reads on a layer before it fuses more than a product (`linear_input_act`, newer
+#: helpers), and values that make it call the layer: no format, a full product, plain tensors.
 CALLED_WHOLE: Mapping[str, Any] = {
     "_full_precision_mm": True,
     "_full_precision_mm_config": True,
@@ -54,8 +53,7 @@ CALLED_WHOLE: Mapping[str, Any] = {
     "tensor_class": None,
     "weight_function": (),
 }
-#: Left out of what a graph is traced through: they fetch weights or poll for Cancel, which a graph
-#: with weights as inputs never does.
+#: Not part of a graph, which has weights as inputs: they fetch weights or poll for Cancel.
 NOT_TRACED = frozenset(
     (
         "run_every_op",
@@ -80,13 +78,13 @@ FORWARDS = (
 
 
 def is_operator(layer: Any) -> bool:
-    """Tell whether a layer, or a class of layers, gets its weights cast to what it computes in."""
+    """Tell whether a layer, or class of layers, has its weights cast to what it computes in."""
     return hasattr(layer, "comfy_cast_weights")
 
 
 def unpacks_quantised(layer: Any) -> bool:
-    """Tell whether a quantised layer multiplies in full, by what its weight stands for. Formats
-    whose products quantise their input by themselves do not heed what a file asks.
+    """Tell whether a quantised layer multiplies in full by its unpacked weight. Formats that
+    quantise their input ignore what a file asks.
     """
     import comfy.quant_ops
 
@@ -97,7 +95,7 @@ def unpacks_quantised(layer: Any) -> bool:
 
 
 def unpacks_stored(layer: torch.nn.Module) -> bool:
-    """Tell whether one of the host's layers casts a plain weight in fp8 at each call."""
+    """Tell whether a host layer casts a plain fp8 weight at each call."""
     weight: Any = getattr(layer, "weight", None)
     if not is_operator(layer) or type(weight) not in (torch.nn.Parameter, torch.Tensor):
         return False
@@ -105,8 +103,8 @@ def unpacks_stored(layer: torch.nn.Module) -> bool:
 
 
 def multiplies_as_stored(layer: torch.nn.Module) -> bool:
-    """Tell whether the host multiplies by a layer's plain weight in fp8, as it is stored: the
-    loader's "fp8_e4m3fn_fast", `--fast fp8_matrix_mult`.
+    """Tell whether the host multiplies by a layer's plain fp8 weight as stored: the loader's
+    "fp8_e4m3fn_fast", `--fast fp8_matrix_mult`.
     """
     weight = getattr(layer, "weight", None)
     if type(layer).__module__ != "comfy.ops" or not isinstance(weight, torch.Tensor):
@@ -119,9 +117,8 @@ def multiplies_as_stored(layer: torch.nn.Module) -> bool:
 
 
 def rounds_inputs_to(layer: Any) -> torch.dtype | None:
-    """Return the dtype that a quantised layer rounds its input's elements to, each by itself,
-    before it multiplies them; None for any other layer: it takes its input as it is, or quantises
-    by rows or blocks.
+    """Return the dtype that a quantised layer rounds each input element to; None if it takes its
+    input as it is, or quantises rows or blocks.
     """
     form = formats.of(layer)
     if form is None or (known := form.rounding) is None:
@@ -135,14 +132,14 @@ def rounds_inputs_to(layer: Any) -> torch.dtype | None:
 
 
 def takes_rounded(layer: Any) -> bool:
-    """Tell whether such a layer rounds its input at this moment: not where its weights are computed
-    anew at each call, for it then unpacks them and multiplies in full.
+    """Tell whether such a layer rounds its input now: not while weights are computed at each call,
+    which it unpacks and multiplies in full.
     """
     return not has_functions(layer) and not getattr(layer, "comfy_force_cast_weights", False)
 
 
 def may_be_multiplied_by(layer: Any) -> bool:
-    """Tell whether `multiplying_by` can be used on a layer."""
+    """Tell whether `multiplying_by` works on a layer."""
     return (
         type(layer).__module__ == "comfy.ops"
         and hasattr(type(layer), "_forward")
@@ -152,9 +149,8 @@ def may_be_multiplied_by(layer: Any) -> bool:
 
 @contextlib.contextmanager
 def multiplying_by(layer: torch.nn.Module, product: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Until this ends, let one of the host's quantised layers compute `product(input, weight,
-    bias)` where it would call torch's `linear`: with the weight as the host fetched it. Entered for
-    each product of a step, so it takes no more than it must.
+    """Have a quantised host layer compute `product(input, weight, bias)`, with the weight as
+    fetched, instead of torch's `linear`. Entered for each product of a step: keep it cheap.
     """
     layer.__dict__["_forward"] = product
     try:
@@ -165,9 +161,7 @@ def multiplying_by(layer: torch.nn.Module, product: Callable[..., torch.Tensor])
 
 @contextlib.contextmanager
 def multiplying_in_full(module: torch.nn.Module) -> Iterator[None]:
-    """Until this ends, let the host's layers of a module that quantise their inputs multiply these
-    as they are, by what the weights stand for: what their formats cost is the difference.
-    """
+    """Have a module's host layers multiply in full: the difference is their formats' error."""
     import comfy.ops
 
     with contextlib.ExitStack() as stack:
@@ -185,7 +179,7 @@ def multiplying_in_full(module: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _having(layer: torch.nn.Module, attributes: dict[str, Any]) -> Iterator[None]:
-    """Until this ends, give one layer attributes, over those of its class or its own."""
+    """Give a layer attributes, shadowing its own and its class's."""
     own = {name: layer.__dict__[name] for name in attributes if name in layer.__dict__}
     layer.__dict__.update(attributes)
     try:
@@ -207,7 +201,7 @@ def _product_in_full(
 
 
 def make_final(layer: torch.nn.Module) -> None:
-    """Have an operator take its weights as they are: nothing is cast or patched on top."""
+    """Have an operator use its weights as they are, neither cast nor patched."""
     layer.__dict__.update(comfy_cast_weights=False, weight_function=[], bias_function=[])
 
 
@@ -217,24 +211,21 @@ def has_functions(layer: Any) -> bool:
 
 
 def loaded_dtype(layer: torch.nn.Module, name: str, tensor: torch.Tensor) -> torch.dtype:
-    """Return the dtype in which a parameter of no operator is once the host has loaded it.
-
-    Under dynamic VRAM the file's own tensor is there until the host casts it, at its loading.
-    """
+    """Return a non-operator's dtype once loaded; until then dynamic VRAM shows the file's."""
     archived = getattr(layer, f"{name}_comfy_model_dtype", None)
     return archived if isinstance(archived, torch.dtype) else tensor.dtype
 
 
 def is_stored(dtype: torch.dtype) -> bool:
-    """Tell whether nothing computes in a dtype, which graphs for older GPUs cannot even read."""
+    """Tell whether nothing computes in a dtype; graphs for older GPUs cannot even read it."""
     return dtype.is_floating_point and dtype.itemsize == 1
 
 
 def own_forward(cls: type) -> Any:
-    """Return the function that a call of a root module comes to, within its wrappers."""
+    """Return the function that a call of a root module reaches within its wrappers."""
     return getattr(cls, "_forward", cls.forward)  # type: ignore[attr-defined]
 
 
 def bound_forward(root: Any) -> Any:
-    """Return the method that the host puts its wrappers around; None where it puts none."""
+    """Return the method that the host wraps; None if it wraps none."""
     return getattr(root, "_forward", None)

@@ -1,4 +1,4 @@
-"""What the host has loaded where, how much room there is, and a place among its loaded models.
+"""What the host has loaded where, free memory, and entries in its list of loaded models.
 
 Relies on the host's `comfy/model_management.py` and `comfy/model_patcher.py`.
 """
@@ -17,7 +17,6 @@ _SAMPLING_VRAM = 2 << 30
 
 
 def default_device() -> torch.device:
-    """Return the device on which the host computes."""
     import comfy.model_management
 
     device: torch.device = comfy.model_management.get_torch_device()
@@ -25,17 +24,15 @@ def default_device() -> torch.device:
 
 
 def total_vram(device: torch.device) -> int:
-    """Bytes of memory of the host's device, as the host counts them."""
+    """Bytes of the device's memory, as the host counts them."""
     import comfy.model_management
 
     return int(comfy.model_management.get_total_memory(device))
 
 
 def spare_vram(patchers: Iterable[Any]) -> int | None:
-    """Return the bytes of VRAM that sampling with all these models will not need, of the card that
-    has least.
-
-    None without a GPU, or where one is only pretended.
+    """Return the bytes of VRAM, on the card with least, that sampling with these models leaves
+    free; None without a real GPU.
     """
     models = {id(p.model): p for p in patchers if is_gpu(p.load_device)}
     if not models or pretended() is not None:
@@ -48,10 +45,8 @@ def spare_vram(patchers: Iterable[Any]) -> int | None:
 
 
 def room_for_weights(device: torch.device) -> Callable[[], int] | None:
-    """Return what tells how many bytes of a device are free beside what the host keeps so.
-
-    None where the host brings no weights over beside the work that is queued: not on a GPU that is
-    known here, or --disable-async-offload.
+    """Return a function of a device's free bytes beyond the host's reserve; None where the host
+    does not copy weights beside queued work (no known GPU, --disable-async-offload).
     """
     import comfy.model_management as management
 
@@ -61,17 +56,14 @@ def room_for_weights(device: torch.device) -> Callable[[], int] | None:
 
 
 def empty_cache() -> None:
-    """Have the host give back to the device what PyTorch only keeps."""
+    """Return PyTorch's cached memory to the device."""
     import comfy.model_management
 
     comfy.model_management.soft_empty_cache()
 
 
 def loaded_state(model: Any) -> tuple[Any, ...]:
-    """Return what differs once the host loads, moves or patches a model (`ModelPatcher.load`).
-
-    A module that no patcher looks after has none of it.
-    """
+    """Return what changes once the host loads, moves or patches a model (`ModelPatcher.load`)."""
     return (
         getattr(model, "device", None),
         getattr(model, "model_loaded_weight_memory", None),
@@ -81,32 +73,29 @@ def loaded_state(model: Any) -> tuple[Any, ...]:
 
 
 def patches_of(model: Any) -> Any:
-    """Return what differs once the host puts other patches on a model's weights."""
+    """Return what changes once the host puts other patches on a model's weights."""
     return getattr(model, "current_weight_patches_uuid", None)
 
 
 class LoadedEntry:
-    """A place in the host's list of loaded models for memory that is no model's.
-
-    What the host wants to free it looks for there, and asks for it as for a model's.
-    """
+    """An entry in the host's list of loaded models, to have it free memory that is no model's."""
 
     def __init__(
         self, device: torch.device, used_bytes: Callable[[], int], give_back: Callable[[], int]
     ) -> None:
-        """Set up; it is not in the list yet.
+        """Set up, not yet listed.
 
         Args:
             device: where the memory lies.
             used_bytes: how much it is.
-            give_back: gives it back, all at once, and returns how many bytes that were.
+            give_back: frees it all and returns the bytes.
         """
         self._facts = device, used_bytes, give_back
         self._patcher: Any = None  # the host's list holds it by a weak reference only
         self._loaded: Any = None
 
     def list(self) -> None:
-        """Stand in the list from now on, if it does not."""
+        """Enter the list, unless in it."""
         import comfy.model_management as management
 
         if self._loaded is None or self._loaded not in management.current_loaded_models:
@@ -120,11 +109,11 @@ class LoadedEntry:
 def _patcher(
     device: torch.device, used_bytes: Callable[[], int], give_back: Callable[[], int]
 ) -> Any:
-    """Return what the host asks about this memory, and asks it back from."""
+    """Return the patcher that the host asks about this memory."""
     from comfy.model_patcher import ModelPatcher
 
     class HeldMemoryPatcher(ModelPatcher):  # type: ignore[misc]
-        """Stands for memory; has no weights."""
+        """Represents memory; has no weights."""
 
         def model_size(self) -> int:
             return used_bytes()

@@ -1,7 +1,7 @@
-"""What a loaded MODEL is asked, and one evaluation of it on empty inputs.
+"""Facts of a loaded MODEL, and one evaluation of it on empty inputs.
 
 Relies on the host's `comfy/model_patcher.py` (`ModelPatcher`), `comfy/model_base.py` (`BaseModel`)
-and, for names, on the classes of `comfy/supported_models.py`.
+and, for names, the classes of `comfy/supported_models.py`.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ _NAMES = {
 
 
 class LatentScale(NamedTuple):
-    """How many pixels, and frames of a video, an element of a latent stands for."""
+    """Pixels, and frames of a video, per element of a latent."""
 
     space: int = 8
     time: int = 1
 
     def size(self, latent: Sequence[int]) -> str:
-        """Put a latent's size into a user's words: `1024x1024`, `832x480, 81 frames`.
+        """Name a latent's size: `1024x1024`, `832x480, 81 frames`.
 
         Args:
-            latent: its shape, [B, C, H, W] or [B, C, T, H, W]; of any other the plain numbers.
+            latent: [B, C, H, W] or [B, C, T, H, W]; other shapes as plain numbers.
         """
         if len(latent) not in (4, 5):
             return " x ".join(map(str, latent[1:]))
@@ -82,43 +82,40 @@ class LatentScale(NamedTuple):
 
 
 def is_model(thing: Any) -> bool:
-    """Tell whether a thing is a MODEL, the host's or one of a subclass."""
+    """Tell whether a thing is a MODEL, of the host's class or a subclass."""
     cls = getattr(sys.modules.get("comfy.model_patcher"), "ModelPatcher", None)
     return cls is not None and isinstance(thing, cls)
 
 
 def loaded_model(patcher: Any) -> Any:
-    """Return what a MODEL, or a VAE's patcher, loads: a model of the host's with its weights."""
+    """Return the host's model with weights that a MODEL or a VAE's patcher loads."""
     return patcher.model
 
 
 def diffusion_model(patcher: Any) -> torch.nn.Module:
-    """Return the module within a MODEL that makes the steps."""
     root: torch.nn.Module = patcher.model.diffusion_model
     return root
 
 
 def model_name(patcher: Any) -> str:
-    """Return what people call a MODEL: by the class of its file, or a class that this derives from;
-    else the name of the host's class of it.
-    """
+    """Return a MODEL's display name by its file's class or a base; else the host's class name."""
     classes = type(getattr(patcher.model, "model_config", None)).__mro__
     names = (_NAMES.get(cls.__name__) for cls in classes)
     return next(filter(None, names), type(patcher.model).__name__)
 
 
 def called_module(model: Any) -> Any:
-    """Return the module that a model's next call goes to; another node may have put it there."""
+    """Return the module that a model's next call goes to, perhaps another node's."""
     return model.diffusion_model
 
 
 def running_on(model: Any) -> Any:
-    """Return the MODEL that runs now on what `called_module` is asked of, None where none does."""
+    """Return the MODEL that now runs on a patcher's model, or None."""
     return getattr(model, "current_patcher", None)
 
 
 def calls_replaced(patcher: Any) -> Iterator[Any]:
-    """Yield what others call a MODEL by in place of the host's own code."""
+    """Yield others' replacements of the host's code that calls a MODEL."""
     own = vars(loaded_model(patcher))
     yield from (own[name] for name in ("apply_model", "_apply_model") if name in own)
     if (wrapper := patcher.model_options.get("model_function_wrapper")) is not None:
@@ -126,51 +123,43 @@ def calls_replaced(patcher: Any) -> Iterator[Any]:
 
 
 def compute_dtype(patcher: Any) -> torch.dtype:
-    """Return the dtype in which a model's operators compute."""
     manual: torch.dtype | None = patcher.get_model_object("manual_cast_dtype")
     stored: torch.dtype = patcher.model.get_dtype()
     return manual if manual is not None else stored
 
 
 def load_device(patcher: Any) -> torch.device:
-    """Return the device on which a patcher's model runs."""
     device: torch.device = patcher.load_device
     return device
 
 
 def patched_objects(patcher: Any) -> Mapping[str, Any]:
-    """Return what other nodes put into a patcher's model in place of its parts, by name."""
+    """Return what other nodes put in place of a model's parts, by name."""
     patches: Mapping[str, Any] = patcher.object_patches
     return patches
 
 
 def patched_parts(patcher: Any) -> Mapping[str, Any]:
-    """Return the same for the MODEL that runs now on a patcher's model, of its diffusion model.
-
-    What lies around that (sampling, dtypes) is no part of it.
-    """
+    """Return the same for the MODEL that now runs, of its diffusion model alone."""
     current = getattr(patcher.model, "current_patcher", None)
     patches: Mapping[str, Any] = getattr(current, "object_patches", {})
     return {n: patch for n, patch in patches.items() if n.startswith("diffusion_model")}
 
 
 def own_class(patcher: Any) -> type:
-    """Return the class that a MODEL's diffusion model has when no clone of it is loaded.
-
-    What other nodes put in its place for some clone is in it from that clone's loading on.
-    """
+    """Return a diffusion model's class while no clone is loaded, whose patches may swap it."""
     own: type = patcher.object_patches_backup.get(_CLASS, type(diffusion_model(patcher)))
     return own
 
 
 def settings(patcher: Any) -> Mapping[str, Any]:
-    """Return a diffusion model's settings, as the host's detection read them from its file."""
+    """Return a diffusion model's settings, as the host detected them from its file."""
     found: Mapping[str, Any] = patcher.model.model_config.unet_config
     return found
 
 
 def latent_shape(patcher: Any, rows: int, width: int, height: int) -> tuple[int, ...]:
-    """Return the shape of the latent of an image.
+    """Return the shape of an image's latent.
 
     Args:
         rows: of the batch as the model sees it.
@@ -182,7 +171,6 @@ def latent_shape(patcher: Any, rows: int, width: int, height: int) -> tuple[int,
 
 
 def latent_scale(patcher: Any) -> LatentScale:
-    """Return how a MODEL's latents are to its images."""
     form, plain = getattr(patcher.model, "latent_format", None), LatentScale()
     return LatentScale(
         getattr(form, "spacial_downscale_ratio", plain.space),
@@ -194,9 +182,9 @@ def run_forward(patcher: Any, latent: tuple[int, ...], inputs: Mapping[str, Any]
     """Run one model evaluation on an empty latent, with the patcher's own wrappers.
 
     Args:
-        latent: its shape; its first side is the batch as the model sees it.
-        inputs: what the model takes besides: shapes of empty tensors, and plain values; among them
-            the shapes of all latents that it makes, where these are several.
+        latent: its shape; the first side is the batch as the model sees it.
+        inputs: other inputs: shapes of empty tensors, plain values, and `latent_shapes` if a model
+            makes several latents.
     """
     import comfy.model_management as management
     from comfy.patcher_extension import merge_nested_dicts

@@ -1,7 +1,7 @@
-"""The names of this host that we ask for and that are not meant for others: one table.
+"""The private names of the host that we use: one table.
 
-A line names a thing of the host, what of its signature or its code is needed, and which features
-hang on it. `present` looks at them.
+A line names a thing of the host, what of its signature or code is needed, and the features that
+depend on it. `present` checks them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Feature(str, Enum):
-    """What is off where the host lacks a name; the value is how people call it."""
+    """What is off if the host lacks a name; the value is the display name."""
 
     EVERYTHING = "everything"
     CAPTURED_CALLS = "captured calls"
@@ -31,11 +31,10 @@ class Need(NamedTuple):
 
     Attributes:
         name: "module:Class.name".
-        features: what is off without it.
-        call: how we call it, "self, layer, dtype=": it must take so many arguments by position,
-            and those with a "=" by name; None where it is not called.
-        names: attributes of objects that its code must write or read, for they have no place where
-            they could be looked up.
+        features: off without it.
+        call: our call of it, "self, layer, dtype=": so many positional arguments, and those with
+            "=" by name; None if we do not call it.
+        names: attributes that its code must write or read, which cannot be looked up anywhere.
     """
 
     name: str
@@ -278,8 +277,7 @@ _NOT_FOR_OTHERS = frozenset(
         "weight_lowvram_function",
     )
 )
-#: Attributes that no module outside of this room names: those above, and what the table holds with
-#: an underscore before it.
+#: Attributes that no other room may name: those above, and the table's underscored ones.
 PRIVATE = _NOT_FOR_OTHERS | {
     part
     for need in NEEDS

@@ -1,7 +1,8 @@
-"""What the host, and nodes by its leave, put into a call's `transformer_options`.
+"""What the host and other nodes put into a call's `transformer_options`.
 
 Relies on the host's `comfy/samplers.py`, `comfy/model_base.py` (`_apply_model`) and
-`comfy/ldm/modules/diffusionmodules/openaimodel.py`, which read them.
+`comfy/ldm/modules/diffusionmodules/openaimodel.py`, which read them. `values` are a call's
+arguments.
 """
 
 from __future__ import annotations
@@ -35,12 +36,7 @@ SEVERAL_CARDS = "multigpu_clones"
 
 
 def run_sigmas(values: Iterable[Any]) -> torch.Tensor | None:
-    """Return the sigmas of all steps of the sampler's run that a call belongs to, and of its end;
-    None where none are told.
-
-    Args:
-        values: the call's arguments.
-    """
+    """Return the sigmas of the sampler's run, its end included; None if not given."""
     for sigmas in _named(values, SAMPLE_SIGMAS):
         if isinstance(sigmas, torch.Tensor) and sigmas.dim() == 1:
             return sigmas
@@ -48,11 +44,7 @@ def run_sigmas(values: Iterable[Any]) -> torch.Tensor | None:
 
 
 def conditionings(values: Iterable[Any]) -> int:
-    """Return how many times each image stands in a call's rows, once for each conditioning.
-
-    Args:
-        values: the call's arguments.
-    """
+    """Return how many conditionings a call's rows hold."""
     for found in _named(values, CONDITIONINGS):
         if isinstance(found, list) and found:
             return len(found)
@@ -61,12 +53,7 @@ def conditionings(values: Iterable[Any]) -> int:
 
 @contextlib.contextmanager
 def bringing_nothing_ahead(values: Iterable[Any]) -> Iterator[None]:
-    """Until this ends, have no block of a call ask where the weights of the next one are: all are
-    there, and for each layer asking takes the processor microseconds.
-
-    Args:
-        values: the call's arguments.
-    """
+    """Stop blocks from fetching the next one's weights, all there: asking costs microseconds."""
     asked = [each for each in values if type(each) is dict and each.get(_AHEAD)]
     for each in asked:
         each[_AHEAD] = False
@@ -78,12 +65,7 @@ def bringing_nothing_ahead(values: Iterable[Any]) -> Iterator[None]:
 
 
 def names_of(values: Iterable[Any]) -> frozenset[str]:
-    """Return the names of a call's options, where only the model's own code reads these: no other
-    node's attention does.
-
-    Args:
-        values: the call's arguments.
-    """
+    """Return the names of a call's options, if only the model's own code reads them."""
     for each in values:
         if type(each) is dict and CONDITIONINGS in each:
             names = (name for name in each if type(name) is str)
@@ -92,26 +74,22 @@ def names_of(values: Iterable[Any]) -> frozenset[str]:
 
 
 def have_functions(values: Iterable[Any]) -> bool:
-    """Tell whether nodes put functions into a call that the model's own code calls.
-
-    Args:
-        values: the call's arguments.
-    """
+    """Tell whether nodes pass functions that the model's own code calls."""
     return any(
         each.get(name) for each in values if type(each) is dict for name in (PATCHES, REPLACEMENTS)
     )
 
 
 def _named(values: Iterable[Any], name: str) -> Iterator[Any]:
-    """Yield what the plain dicts among a call's arguments hold under a name."""
+    """Yield the values under a name in plain dicts among a call's arguments."""
     return (value[name] for value in values if type(value) is dict and name in value)
 
 
 def is_block_by_block(options: Mapping[str, Any]) -> bool:
-    """Tell whether a call is of a video made block by block, whose model keeps something of it."""
+    """Tell whether a call is of a video made block by block, which keeps state in its model."""
     return options.get(_BLOCK_BY_BLOCK) is not None
 
 
 def window_of(options: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the frames of the context window that a call computes; empty where it is of none."""
+    """Return the frames of a call's context window, empty without one."""
     return tuple(getattr(options.get("context_window"), "index_list", ()))

@@ -1,6 +1,6 @@
-"""Whether this host has what we ask it for, by names that are not meant for others.
+"""Whether this host has the private names that we use.
 
-A host that lacks one runs our pack without the features that hang on it, and never fails by it.
+A host without one runs without the features that need it, and never fails by it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def missing(needs: Collection[Need] = NEEDS) -> dict[Feature, Reason]:
-    """Return which features this host lacks a name for, and which name, in words.
-
-    Nothing is imported that the host has not imported, and nothing is called.
-    """
+    """Return the features this host lacks a name for, with that name. Imports and calls nothing."""
     found: dict[Feature, list[Reason]] = {}
     for need in needs:
         if (problem := _problem(need)) is not None:
@@ -34,16 +31,13 @@ def missing(needs: Collection[Need] = NEEDS) -> dict[Feature, Reason]:
 
 
 def why_off(off: Mapping[Feature, Reason], feature: Feature) -> Reason | None:
-    """Say in a line why a feature is off, None where it is not; `off` is of `missing`."""
+    """Return why a feature is off by `missing`, or None."""
     reason = off.get(Feature.EVERYTHING) or off.get(feature)
     return None if reason is None else of("feature_off", feature=feature.value, why=reason)
 
 
 def look() -> dict[Feature, Reason]:
-    """Return what `missing` does, and say it once in the log.
-
-    Where everything is off, nothing else is of interest.
-    """
+    """Return what `missing` does, and log it once; if everything is off, only that."""
     off = missing()
     for feature in [Feature.EVERYTHING] if Feature.EVERYTHING in off else off:
         logger.warning("%s", why_off(off, feature))
@@ -56,7 +50,7 @@ def _words(problems: list[Reason]) -> Reason:
 
 
 def _problem(need: Need) -> Reason | None:
-    """What of a name is not as it is needed, in words."""
+    """How a name is not as needed, or None."""
     module_name, _, path = need.name.partition(":")
     dotted = f"{module_name}.{path}"
     module = sys.modules.get(module_name)
@@ -99,10 +93,7 @@ def _takes(function: Any, call: str) -> bool:
 
 
 def _names(found: Any, home: str) -> frozenset[str] | None:
-    """Every name and text in the code of a function, or of a class's `__init__`.
-
-    None where another's function is in its place, whose code does not show what the host's does.
-    """
+    """Every name and text in a function's or an `__init__`'s code; None if it is another's."""
     function = inspect.unwrap(vars(found)["__init__"] if isinstance(found, type) else found)
     code = getattr(function, "__code__", None)
     if code is None or getattr(function, "__module__", home) != home:
@@ -111,7 +102,7 @@ def _names(found: Any, home: str) -> frozenset[str] | None:
 
 
 def names_in(code: types.CodeType) -> Iterator[str]:
-    """Every name and text in code, that of functions within it included."""
+    """Yield every name and text in code, inner functions included."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, str):

@@ -1,4 +1,4 @@
-"""How this process runs the host, and how a worker imports it likewise.
+"""How this process runs the host, and how a worker imports it alike.
 
 Relies on the host's `comfy/options.py` and `comfy/cli_args.py`.
 """
@@ -26,14 +26,13 @@ def host_arguments() -> dict[str, Any]:
 
 
 def host_flags() -> list[str]:
-    """Return the names of the options that this process was started with, without their values."""
+    """Return the names of this process's command-line options, without values."""
     return sorted({word for word in _parsed_arguments() if word.startswith("--")})
 
 
 def portable_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return what of `host_arguments` says how the host computes on another machine, too: the
-    switches of its command line, what `--fast` lists, and the card that is pretended. Folders,
-    addresses and numbers of cards are this machine's.
+    """Return the `host_arguments` that decide how another machine computes: switches, `--fast`'s
+    list, the pretended card. Folders, addresses and card numbers are this machine's.
     """
     from comfy.cli_args import args
 
@@ -49,7 +48,7 @@ def portable_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def import_host(argv: list[str], folder: str) -> None:
-    """Import the host in a worker, which parses its parent's command line as its own.
+    """Import the host in a worker, with its parent's command line.
 
     Args:
         folder: of the ComfyUI tree.
@@ -63,7 +62,7 @@ def import_host(argv: list[str], folder: str) -> None:
 
 
 def _parsed_arguments() -> list[str]:
-    """The command line that the host parsed; empty where it was started without parsing one."""
+    """The command line that the host parsed, if any."""
     import comfy.options
 
     if comfy.options.args_parsing:

@@ -1,4 +1,4 @@
-"""A sampler's run: what its guider tells of sigmas and conditionings.
+"""A sampler's run: its guider's sigmas and conditionings.
 
 Relies on the host's `comfy/samplers.py`, `comfy/controlnet.py`, `comfy/hooks.py` and
 `comfy/model_sampling.py`.
@@ -11,33 +11,29 @@ from typing import Any
 
 
 def sigma_at(guider: Any, percent: float) -> float:
-    """Return the sigma at a share of a guider's run."""
+    """Return the sigma at a fraction of a guider's run."""
     return float(guider.inner_model.model_sampling.percent_to_sigma(percent))
 
 
 def sampled(guider: Any) -> Any:
-    """Return the MODEL that a guider samples, None where the host does not say."""
+    """Return the MODEL that a guider samples, or None."""
     return getattr(guider.inner_model, "current_patcher", None)
 
 
 def hooks(patcher: Any) -> Any:
-    """Return the hooks that act on a MODEL's weights now, or None."""
+    """Return the hooks now acting on a MODEL's weights, or None."""
     return getattr(patcher, "current_hooks", None)
 
 
 def is_flow(guider: Any) -> bool:
-    """Tell whether a model's sigma says how much of the latent is noise (flow matching); of others
-    it says how much noise lies on top.
-    """
+    """Tell whether sigma is the latent's fraction of noise (flow matching), not noise on top."""
     from comfy.model_sampling import CONST
 
     return isinstance(guider.inner_model.model_sampling, CONST)
 
 
 def boundaries(guider: Any) -> Iterator[float]:
-    """Give each sigma at which something of a conditioning begins or ends, as a run begins: itself,
-    a ControlNet, a hook's keyframe.
-    """
+    """Yield each sigma where a conditioning, its ControlNet or a hook keyframe starts or ends."""
     for conditionings in getattr(guider, "conds", {}).values():
         for conditioning in conditionings:
             ends = [conditioning.get("timestep_start"), conditioning.get("timestep_end")]
@@ -51,5 +47,5 @@ def boundaries(guider: Any) -> Iterator[float]:
 
 
 def ids_of(conditionings: Any) -> Any:
-    """Return the host's ids of the conditionings of one role, None where there are none."""
+    """Return the host's ids of one role's conditionings, or None."""
     return None if conditionings is None else tuple(each.get("uuid") for each in conditionings)

@@ -1,7 +1,7 @@
-"""The UNet as DeepCache takes it apart: its classes, its own forward.
+"""The UNet as DeepCache takes it apart: its classes and forward.
 
-Relies on the host's `comfy/ldm/modules/diffusionmodules/openaimodel.py` (`UNetModel._forward`)
-and `comfy/ldm/modules/attention.py`.
+Relies on the host's `comfy/ldm/modules/diffusionmodules/openaimodel.py` (`UNetModel._forward`) and
+`comfy/ldm/modules/attention.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Classes(NamedTuple):
 
 
 def classes() -> Classes:
-    """Return the host's own classes, as they are now."""
+    """Return the host's current classes."""
     from comfy.ldm.modules.attention import SpatialTransformer
     from comfy.ldm.modules.diffusionmodules import openaimodel as host
 
@@ -42,11 +42,11 @@ def classes() -> Classes:
 
 
 def forward(unet: Any) -> Callable[..., torch.Tensor]:
-    """Return a UNet's own forward, bound: what lies within all wrappers."""
+    """Return a UNet's own forward, bound, within all wrappers."""
     method: Callable[..., torch.Tensor] = unet._forward
     return method
 
 
 def is_own_forward(function: Any, unet: Any) -> bool:
-    """Tell whether a function is the forward of a UNet's class, bound."""
+    """Tell whether a function is the bound forward of a UNet's class."""
     return getattr(function, "__func__", None) is type(unet)._forward

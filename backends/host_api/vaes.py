@@ -1,4 +1,4 @@
-"""What a VAE is: its first-stage model, its patcher, where it computes.
+"""A VAE: its first-stage model, patcher and dtype.
 
 Relies on the host's `comfy/sd.py` (`VAE`).
 """
@@ -17,28 +17,24 @@ CALLS = ("decode", "encode")
 
 
 def is_vae(thing: Any) -> bool:
-    """Tell whether a thing is a VAE of the host."""
     cls = getattr(sys.modules.get("comfy.sd"), "VAE", None)
     return cls is not None and isinstance(thing, cls)
 
 
 def first_stage_model(vae: Any) -> torch.nn.Module | None:
-    """Return the module with a VAE's weights, None where the host has loaded none."""
+    """Return the module with a VAE's weights, None if none are loaded."""
     root: torch.nn.Module | None = getattr(vae, "first_stage_model", None)
     return root
 
 
 def patcher(vae: Any) -> Any:
-    """Return the ModelPatcher of a VAE's weights, or None."""
     return getattr(vae, "patcher", None)
 
 
 def put_patcher(vae: Any, other: Any) -> None:
-    """Give a VAE another ModelPatcher."""
     vae.patcher = other
 
 
 def compute_dtype(vae: Any) -> torch.dtype:
-    """Return the dtype in which a VAE computes."""
     dtype: torch.dtype = vae.vae_dtype
     return dtype

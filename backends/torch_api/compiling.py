@@ -30,7 +30,7 @@ from ..target.instructions import IS_X86
 from . import turns
 from .tracing import size_oblivious
 
-#: A copy of a process that waits for so long holds a lock that another thread had.
+#: A fork that waits for so long holds a lock that another thread had.
 _LOADING_S = 20.0
 #: The setting that lets a Triton kernel that Inductor did not write be launched without a compiler.
 OWN_KERNELS = "static_launch_user_defined_triton_kernels"
@@ -39,7 +39,7 @@ ROUNDS = "emulate_precision_casts"
 
 
 def start_no_compilers() -> None:
-    """Have Inductor compile in this process: a worker is a process for that already."""
+    """Have Inductor compile in this process: a worker is a process already."""
     try:
         from torch._inductor import config
     except ImportError:
@@ -50,11 +50,10 @@ def start_no_compilers() -> None:
 
 
 def use_named_instructions() -> None:
-    """Have C++ compilers use no instructions but those that Inductor names, which the target of a
-    graph names too. By itself Inductor asks for all that this very processor has, and a file would
-    end a process on any other.
+    """Restrict C++ compilers to the instructions that Inductor and a graph's target name. Inductor
+    asks for all of this processor's, and a file would end a process on any other.
 
-    Its schedule stays this processor's. Only on x86: elsewhere targets name all of them.
+    Scheduling stays this processor's. Only on x86: elsewhere targets name all of them.
     """
     if not IS_X86:
         return
@@ -75,15 +74,14 @@ def use_named_instructions() -> None:
 
 
 def remember_vector_instructions(folder: Path, *, suffix: str) -> None:
-    """Let this process know which of the CPU's vector instructions the compiler can use, where
-    another one has tried. Torch starts a Python that imports torch to try each, which takes
-    seconds: here a copy of this process does.
+    """Share between processes which vector instructions the compiler can use. Torch tries each in a
+    new Python that imports torch, which takes seconds; here a fork does.
 
-    Whether the CPU has them torch asks the CPU, in every process.
+    Torch asks the CPU itself, in every process, whether it has them.
 
     Args:
-        folder: holds an empty file for each that works, named by what it hangs on: machine,
-            compiler, torch, flags and code. Where it is removed, they are tried anew.
+        folder: holds an empty file per working one, named by machine, compiler, torch, flags and
+            code.
         suffix: of the files' names.
     """
     try:
@@ -113,9 +111,7 @@ def remember_vector_instructions(folder: Path, *, suffix: str) -> None:
 
 
 def _builds_and_loads(isa: Any, code: str) -> bool | None:
-    """Tell whether a library in these instructions can be compiled, and loaded by a process that
-    has torch already; None where this torch has to be asked itself.
-    """
+    """Tell whether such a library compiles and loads; None if torch must be asked."""
     try:
         from torch._inductor import codecache, cpp_builder, cpu_vec_isa
 
@@ -136,7 +132,7 @@ def _builds_and_loads(isa: Any, code: str) -> bool | None:
 
 
 def _loads_in_a_copy(path: str) -> bool | None:
-    """Load a library in a copy of this process, which may die of it; None if that gets stuck."""
+    """Load a library in a fork, which may die of it; None if that gets stuck."""
     copy = os.fork()
     if copy == 0:
         code = 1
@@ -158,13 +154,12 @@ def _loads_in_a_copy(path: str) -> bool | None:
 
 
 def remember_headers(folder: Path, *, suffix: str) -> None:
-    """Let this process take the C++ headers that another one has compiled beforehand, which takes
-    six seconds, and leave its own for the next.
+    """Share precompiled C++ headers between processes, which saves six seconds.
 
-    Each process has its own links to them: what is there is whole, whoever is killed meanwhile.
+    Each process has its own links to them, so they are whole whoever is killed meanwhile.
 
     Args:
-        folder: holds the files, named by torch: by compiler, flags and what the headers say.
+        folder: holds the files, named by torch: by compiler, flags and headers.
         suffix: of the files' names there.
     """
     try:
@@ -189,7 +184,7 @@ def remember_headers(folder: Path, *, suffix: str) -> None:
 
 
 def _link(file: Path, name: Path) -> None:
-    """Give a file another name, which is there only with all of the file behind it."""
+    """Give a file another name, which appears only with the whole file."""
     if name.exists():
         return
     with contextlib.suppress(OSError):
@@ -203,11 +198,10 @@ def _link(file: Path, name: Path) -> None:
 
 
 def call_whole(operator: torch._ops.OpOverload) -> None:
-    """Have Inductor call one of torch's operators in this process, although it knows how to take it
-    apart.
+    """Have Inductor call one of torch's operators although it can decompose it.
 
-    It does so by itself where nobody said so, but with `CI` in the environment that is an error
-    (torch 2.10 and 2.11, `make_fallback` in torch/_inductor/lowering.py).
+    It does so for unknown ones, but with `CI` in the environment that is an error (torch 2.10 and
+    2.11, `make_fallback` in torch/_inductor/lowering.py).
     """
     from torch._inductor import lowering
 
@@ -217,16 +211,16 @@ def call_whole(operator: torch._ops.OpOverload) -> None:
 
 
 def keep(node: torch.fx.Node) -> None:
-    """Have Inductor write what a node computes to memory, once for all that read it.
+    """Have Inductor write a node's result to memory once for all readers.
 
-    For operators that it calls it would write one copy for each, where the node is nothing but a
-    few steps for each element (`realize_to_strides` in torch/_inductor/graph.py).
+    For operators that it calls it would write a copy for each, if the node is only element-wise
+    (`realize_to_strides` in torch/_inductor/graph.py).
     """
     node.meta["inductor_realize_to_strides"] = True
 
 
 def launches_own_kernels() -> bool:
-    """Whether graphs can hold a Triton kernel that Inductor did not write itself."""
+    """Whether graphs can hold Triton kernels that Inductor did not write."""
     return bool(_known_settings({OWN_KERNELS: True}))
 
 
@@ -241,10 +235,9 @@ def compile_wrapper(
 
     Args:
         graph_module: placeholders carry fakes on the run device in `meta["val"]`.
-        config: Inductor settings, scoped to this call.
-        wide: index with 64 bits whatever the sizes of the fakes are.
-        last_pass: changes the functional graph after Inductor's own patterns; what Inductor does
-            about operators that change memory still follows.
+        config: Inductor settings for this call.
+        wide: use 64-bit indices whatever the fakes' sizes.
+        last_pass: changes the functional graph after Inductor's patterns, before reinplacing.
 
     Returns:
         The generated module, whose `call(list)` runs the graph, and its source.
@@ -289,11 +282,10 @@ def compile_wrapper(
 
 
 def _reads_sizes_unasked() -> bool:
-    """Whether generated code gives each size that it uses a name, whatever it asserts.
+    """Whether generated code names each size that it uses, whatever it asserts.
 
-    From torch 2.14 on it names those of tensors only for its asserts about them (`codegen_inputs`
-    in torch/_inductor/codegen/wrapper.py, told by an argument that came with it); what is packed
-    has no asserts in either case.
+    From torch 2.14 on tensors' sizes are named only for asserts (`codegen_inputs` in
+    torch/_inductor/codegen/wrapper.py, told by a new argument), which packing strips.
     """
     try:
         from torch._inductor.codegen.wrapper import PythonWrapperCodegen
@@ -306,7 +298,7 @@ def _reads_sizes_unasked() -> bool:
 
 
 def _as_custom_pass(change: Callable[[Any], Any]) -> Any:
-    """As Inductor wants it: with a name that its own cache of graphs tells it by."""
+    """As Inductor's pass class, with an id for its cache of graphs."""
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
     class Pass(CustomGraphPass):
@@ -322,8 +314,8 @@ def _as_custom_pass(change: Callable[[Any], Any]) -> Any:
 @contextlib.contextmanager
 def _persistent_rows() -> Iterator[None]:
     """Reduce rows of up to `PERSISTENT_ROW` elements in registers, in this thread; of up to
-    `PERSISTENT_ANY` where what follows reads the row in another order, as rotations do: the row is
-    read once more then, and a block of threads that holds long rows hides less of that.
+    `PERSISTENT_ANY` if what follows reads the row in another order (rotations): it is read again
+    then, and blocks of threads with long rows hide less of that.
     """
     from torch._inductor.choices import InductorChoices
     from torch._inductor.runtime.hints import ReductionHint
@@ -347,8 +339,8 @@ def _persistent_rows() -> Iterator[None]:
 
 
 def _picks_rows(features: Any) -> bool:
-    """Whether rows are reduced that an index picks: neighbours are read as neighbours, though torch
-    takes every read by an index for such a one that does not; no, where this torch cannot say.
+    """Whether rows picked by an index are reduced: contiguous reads, though torch takes every
+    indexed read for non-contiguous; False if this torch cannot say.
     """
     try:
         reads = [dep for node in features.reduction_nodes() for dep in node.read_writes.reads]
@@ -361,9 +353,9 @@ def _picks_rows(features: Any) -> bool:
 
 
 def _stays_in_order(features: Any) -> bool:
-    """Whether all that is computed for each element of a reduced row reads neighbours as neighbours
+    """Whether all element-wise work on a reduced row reads it contiguously
     (`has_non_contiguous_pw_in_reduction_kernel` in torch/_inductor/codegen/simd_kernel_features.py
-    takes every index for such a one that is no sum of multiples); no, where this torch cannot say.
+    takes every index that is no linear sum as non-contiguous); False if this torch cannot say.
     """
     try:
         elements = features.numel * features.reduction_numel
@@ -381,7 +373,7 @@ def _stays_in_order(features: Any) -> bool:
 
 
 def _is_linear(index: Any) -> bool:
-    """Whether an index is a sum of multiples, without quotients and remainders."""
+    """Whether an index has no quotients and remainders."""
     from torch.utils._sympy import functions
 
     names = ("FloorDiv", "ModularIndexing", "CleanDiv", "Mod", "PythonMod")
@@ -391,10 +383,8 @@ def _is_linear(index: Any) -> bool:
 
 @contextlib.contextmanager
 def _kept_roundings() -> Iterator[None]:
-    """Let C++ round where it is told to: Inductor takes a number that is converted to float16 and
-    back for the number that it was.
-
-    In a worker, which compiles one graph at a time.
+    """Round in C++ where told to: Inductor drops conversions to float16 and back. In a worker,
+    which compiles one graph at a time.
     """
     from torch._inductor.codegen.cpp import CppKernel
 
@@ -409,10 +399,7 @@ def _kept_roundings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _wide_indices() -> Iterator[None]:
-    """Let kernels index with 64 bits; Inductor decides by the sizes that it happens to see.
-
-    In a worker, which compiles one graph at a time.
-    """
+    """Use 64-bit indices, where Inductor goes by the example. A worker compiles one at a time."""
     from torch._inductor.codegen.simd import SIMDScheduling
 
     scheduling: Any = SIMDScheduling
@@ -427,7 +414,7 @@ def _wide_indices() -> Iterator[None]:
 
 
 def _known_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """Drop settings that this torch does not have; each only tunes."""
+    """Drop settings that this torch lacks; each only tunes."""
     from torch._inductor import config as inductor
 
     known = inductor.get_config_copy()

@@ -1,4 +1,4 @@
-"""On which GPU the Python computes that Inductor generates: it names one by its number.
+"""The GPU number in Python that Inductor generates.
 
 Sources: torch/_inductor/codegen/{wrapper,cuda/device_op_overrides}.py of torch 2.10-2.15.
 """
@@ -11,23 +11,19 @@ import re
 #: What is called with the number of a GPU.
 _CALLS = ("get_raw_stream", "_DeviceGuard", "set_device", "synchronize")
 _NAMED = re.compile(r"cuda:\d+")
-#: All that may be such a number: what has none but the right one is not read as code.
+#: All that may be such a number; a source with only the right one is not parsed.
 _ANY = re.compile(rf"(?:{'|'.join(_CALLS)})\((\d+)|cuda:(\d+)|index=(\d+)|device\([^()]*, (\d+)\)")
 
 
 def on_card(source: str, card: int) -> str:
-    """Return a lean source as it is for a GPU; it comes back itself where it is already.
-
-    Args:
-        card: the number of the GPU.
-    """
+    """Return a lean source for the GPU of this number, unchanged if it is already."""
     if not {"".join(groups) for groups in _ANY.findall(source)} - {str(card)}:
         return source
     return ast.unparse(_Numbers(card).visit(ast.parse(source)))
 
 
 class _Numbers(ast.NodeTransformer):
-    """Puts another number where a GPU's stands."""
+    """Replaces the numbers of GPUs."""
 
     def __init__(self, card: int) -> None:
         self._card = card

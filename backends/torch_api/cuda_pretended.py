@@ -1,9 +1,9 @@
-"""A card that is not there: PyTorch and Triton are told of one, as far as a model's description and
-the compilation of its graphs ask. Nothing can be computed on it.
+"""A card that is not there: PyTorch and Triton are told of one, enough to describe a model and
+compile its graphs. Nothing can be computed on it.
 
-Only a process that was started for that is told so; in any other one nothing here has an effect.
-Sources: torch/cuda/__init__.py, torch/_dynamo/device_interface.py, torch/_inductor of torch
-2.10-2.15; triton/runtime/driver.py of Triton 3.6.
+Only a process started for that is affected. Sources: torch/cuda/__init__.py,
+torch/_dynamo/device_interface.py, torch/_inductor of torch 2.10-2.15; triton/runtime/driver.py of
+Triton 3.6.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ..device.gpu import PRETENDED, pretended
 
 
 def never_called(_arguments: list[Any]) -> NoReturn:
-    """Stand for a graph that was compiled for a card that is not there."""
+    """Replace a graph that was compiled for a card that is not there."""
     raise RuntimeError(f"nothing can be computed for {pretended()}, which is not in this machine")
 
 
 def pretend(name: str) -> None:
-    """Have this process believe in a card; for good, and before anything asks about cards.
+    """Have this process believe in a card, for good. Call it before anything asks about cards.
 
     Args:
         name: of `device.cards.CARDS`.
     """
     if pretended() is not None:
         return
-    importlib.import_module("torch._dynamo")  # tells functions of torch's apart: some will be one
+    importlib.import_module("torch._dynamo")  # first: it tells torch's functions apart
     card = CARDS[name]
     _tell_torch(card)
     _tell_inductor(card)
@@ -111,7 +111,7 @@ def _tell_torch(card: Card) -> None:
 
 
 def _kept_layout(*given: Any) -> Any:
-    """What cuDNN takes: what lies by its channels stays so."""
+    """cuDNN's choice: channels-last stays so."""
     for tensor in given[:2]:
         layout = torch.channels_last_3d if tensor.dim() == 5 else torch.channels_last
         if tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous():
@@ -120,7 +120,7 @@ def _kept_layout(*given: Any) -> Any:
 
 
 def _tell_inductor(card: Card) -> None:
-    """Tell what compiles, and Triton."""
+    """Tell Inductor and Triton."""
     import triton.runtime.driver as driver
     from torch._dynamo import device_interface
     from torch._inductor.fx_passes import joint_graph, post_grad
@@ -155,7 +155,7 @@ def _tell_inductor(card: Card) -> None:
     deduce = folder._deduce_value
 
     def deduced(self: Any, node: Any) -> Any:
-        """What a constant is: of one on the GPU nothing is known here."""
+        """A constant's value, unknown on the GPU."""
         try:
             return deduce(self, node)
         except RuntimeError:
@@ -175,6 +175,6 @@ def _tell_inductor(card: Card) -> None:
 
 
 def _first_configuration(self: Any) -> None:
-    """Choose a kernel's first configuration, where they would be timed."""
+    """Choose a kernel's first configuration instead of timing them."""
     if not self.launchers:
         self.launchers = [SimpleNamespace(config=self.compile_results[0].config)]

@@ -1,4 +1,4 @@
-"""What PyTorch lets only itself do with a CUDA stream; all else is in `device`."""
+"""What PyTorch keeps private about CUDA streams; the rest is in `device`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import torch
 
 
 def pause(cycles: int) -> None:
-    """Have the current CUDA stream do nothing for so many cycles of the GPU."""
+    """Keep the current CUDA stream busy for so many GPU cycles."""
     sleep: Any = torch.cuda._sleep
     sleep(cycles)
 
 
 def current_stream(device: int) -> int:
-    """Return the current stream of a GPU as CUDA knows it; `torch.cuda.current_stream` takes the
-    processor as long as a launch does.
-    """
+    """Return a GPU's current stream as CUDA knows it; the public call costs as much as a launch."""
     private: Any = torch._C
     ask = getattr(private, "_cuda_getCurrentRawStream", None)
     if ask is None:

@@ -1,9 +1,8 @@
-"""CUDA source compiled when it is first needed, by the compiler that PyTorch brings (NVRTC): no
-toolkit, no headers, no files.
+"""Compile CUDA source on demand by PyTorch's NVRTC: no toolkit, headers or files.
 
-PyTorch's own `torch.cuda._compile_kernel` wants the headers of a CUDA toolkit, which few people who
-run models have; what it loads the compiler and the code with does not.
-Source: torch/cuda/_utils.py of torch 2.10-2.15; https://docs.nvidia.com/cuda/nvrtc
+`torch.cuda._compile_kernel` needs a toolkit's headers, which few users have; what it loads the
+compiler and code with does not. Source: torch/cuda/_utils.py of torch 2.10-2.15;
+https://docs.nvidia.com/cuda/nvrtc
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Launch = Callable[[int, int, Sequence[Any]], None]
 
 
 def compile_or_warn(source: str, name: str, what: str, device: torch.device) -> Launch | None:
-    """Compile as `compile_cuda` does; where that fails say so in the log and return None.
+    """As `compile_cuda`; log a failure and return None.
 
     Args:
         what: is slower without, in words.
@@ -43,11 +42,10 @@ def compile_or_warn(source: str, name: str, what: str, device: torch.device) -> 
 
 
 def compile_cuda(source: str, name: str, device: torch.device) -> Launch:
-    """Compile a kernel for a GPU and return what launches it there, on the stream that is current
-    then.
+    """Compile a kernel for a GPU; return its launcher, on the stream current at the launch.
 
     Args:
-        source: CUDA C++ that includes nothing; the kernel is `extern "C"`.
+        source: CUDA C++ without includes; the kernel is `extern "C"`.
 
     Raises:
         RuntimeError: this PyTorch has no such compiler, or it refuses the source.
@@ -82,15 +80,13 @@ def compile_cuda(source: str, name: str, device: torch.device) -> Launch:
 
 
 class _Slots(threading.local):
-    """Where a thread writes the arguments of a kernel: eight bytes for each, of which CUDA reads as
-    many as the kernel declares, from the first on; a launch copies them.
-    """
+    """A thread's kernel arguments, eight bytes each; a launch copies what the kernel declares."""
 
     def __init__(self) -> None:
         self._kept: tuple[Any, Any] | None = None
 
     def thread(self, count: int) -> tuple[Any, Any]:
-        """Return this thread's, and their addresses."""
+        """Return this thread's slots, and their addresses."""
         if self._kept is None or len(self._kept[0]) != count:
             slots = (ctypes.c_uint64 * count)()
             first = ctypes.addressof(slots)
@@ -100,16 +96,14 @@ class _Slots(threading.local):
 
 
 def _on(index: int) -> contextlib.AbstractContextManager[Any]:
-    """Have a GPU be the current one, which it is nearly always."""
+    """Make a GPU the current one, if it is not."""
     if torch.cuda.current_device() == index:
         return contextlib.nullcontext()
     return torch.cuda.device(index)
 
 
 def _as_slot(value: Any) -> int:
-    """The bytes of an argument, least significant first, as every processor of these GPUs has
-    them.
-    """
+    """The bytes of an argument, little-endian."""
     if isinstance(value, torch.Tensor):
         return value.data_ptr()
     if isinstance(value, float):

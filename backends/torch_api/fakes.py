@@ -1,4 +1,4 @@
-"""Code that runs on torch's fakes of known sizes, and what its operators do.
+"""Run code on torch's fakes of known sizes, and see what its operators do.
 
 Sources: torch/_subclasses/fake_tensor.py and torch/utils/_python_dispatch.py of torch 2.10-2.15.
 """
@@ -21,7 +21,7 @@ _NO_NUMPY = "numpy() is not supported for tensor subclasses"
 
 
 def sized_fakes() -> Any:
-    """Return a fresh FakeTensorMode whose tensors have plain numbers for sizes, and no memory."""
+    """Return a fresh FakeTensorMode with plain numbers as sizes."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
@@ -29,7 +29,7 @@ def sized_fakes() -> Any:
 
 @contextlib.contextmanager
 def errors_unsaid() -> Iterator[None]:
-    """Until this ends, have torch not log what fails on fakes: the error itself says it."""
+    """Keep torch from logging failures on fakes: the error is raised anyway."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
@@ -40,9 +40,7 @@ def errors_unsaid() -> Iterator[None]:
 
 @contextlib.contextmanager
 def modules_stay() -> Iterator[None]:
-    """Until this ends, a module that is moved to where it is stays as it is, as one with weights
-    does: torch would put something in the place of each fake, and cannot.
-    """
+    """Leave modules moved to where they are: torch would replace each fake, and cannot."""
     module: Any = torch.nn.Module
     move = module._apply
 
@@ -61,7 +59,7 @@ def modules_stay() -> Iterator[None]:
 
 
 def asks_for_values(error: BaseException) -> bool:
-    """Tell whether code failed on fakes because it reads what is in a tensor."""
+    """Tell whether code failed on fakes because it reads a tensor's values."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     beside = sys.modules[FakeTensorMode.__module__]
@@ -71,18 +69,18 @@ def asks_for_values(error: BaseException) -> bool:
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """Return what is equal for tensors that share memory, while they are there."""
+    """Return a value that is equal for living tensors that share memory."""
     return int(tensor.untyped_storage()._cdata)
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells of each operator that is called meanwhile."""
+    """Reports each operator that is called."""
 
     def __init__(self, tell: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> None:
         """Set up.
 
         Args:
-            tell: gets the operator and what it is called with, before it is.
+            tell: is passed the operator and its arguments, before its call.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._tell = tell
@@ -96,7 +94,6 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def is_random(function: Any) -> bool:
-    """Tell whether an operator draws random numbers."""
     name = function._schema.name
     drawn = torch.Tag.nondeterministic_seeded in function.tags
     return drawn and not any(each in name for each in _ATTENTION)
@@ -114,5 +111,5 @@ def written_by(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> I
 
 
 def operator_text(function: Any) -> str:
-    """Return the name of an operator, "library::operator"."""
+    """Return an operator's name, "library::operator"."""
     return str(function._schema.name)

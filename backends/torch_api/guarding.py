@@ -1,7 +1,7 @@
-"""What a traced call hangs on: the guards of PyTorch's tracer (Dynamo), and the code that it ran.
+"""What a traced call depends on: Dynamo's guards, and the code that ran.
 
 Sources: torch/_dynamo/eval_frame.py, guards.py and source.py of torch 2.10-2.15. A guard's name is
-the expression that gets what it is about, from the locals `L` or the globals `G` of the call.
+an expression over the call's locals `L` and globals `G`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def trace(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> tuple[list[Any], list[types.CodeType]]:
-    """Return the guards of a call of a block on fakes, and the code that it ran. Forgets all that
-    was traced in this process: for a worker.
+    """Return the guards of a block's call on fakes, and the code that ran. For a worker: it forgets
+    all earlier traces in this process.
 
     Raises:
         Whatever the code or torch raises: it cannot be traced whole.
@@ -49,7 +49,7 @@ def trace(
 
 
 def is_taken_whole(function: Callable[..., Any]) -> bool:
-    """Tell whether a trace takes a function's result without a look at its code, as it was told to.
+    """Tell whether tracing was told to take a function's result without its code.
 
     Sources: torch/_dynamo/decorators.py (`allow_in_graph`, `nonstrict_trace`), torch/compiler
     (`assume_constant_result`).

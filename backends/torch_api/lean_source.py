@@ -1,9 +1,7 @@
-"""What a call needs of the Python that Inductor generates: no kernel sources, no benchmarks, no
-asserts.
+"""Strip Inductor's Python of what a call does not need: kernel sources, benchmarks, asserts.
 
-A generated module holds each kernel's source as text, which only its compiler needs, and imports
-that nothing uses; a graph file keeps the rest. Where torch cannot do without them it asserts sizes,
-which our own dispatch has checked (`runtime.region`).
+Kernel sources are for their compiler alone. The asserts check sizes, which our dispatch has checked
+(`runtime.region`).
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ _ASSERTS = ("assert_size_stride", "assert_size_stride_grouped", "assert_alignmen
 
 
 def lean_source(source: str) -> tuple[str, list[str]]:
-    """Strip kernel sources, benchmarks, asserts and unused imports from a generated module."""
+    """Return a generated module without these and unused imports, and its kernels' names."""
     tree = _WithoutAsserts().visit(ast.parse(source))
     body: list[ast.stmt] = []
     kernels: list[str] = []
@@ -31,7 +29,7 @@ def lean_source(source: str) -> tuple[str, list[str]]:
 
 
 class _WithoutAsserts(ast.NodeTransformer):
-    """Puts `pass` in their place, for a block may hold nothing else."""
+    """Replaces them by `pass`, as a block may hold nothing else."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         call = node.value
@@ -63,7 +61,7 @@ def _is_dispensable(node: ast.stmt) -> bool:
 
 
 def _used(body: Sequence[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
-    """Keep, from the end backwards, the top-level statements that what is wanted needs."""
+    """Keep, from the end backwards, the top-level statements that `wanted` needs."""
     kept: list[ast.stmt] = []
     for node in reversed(body):
         if isinstance(node, (ast.Import, ast.ImportFrom)):

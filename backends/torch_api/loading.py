@@ -1,7 +1,7 @@
 """Rebuild the call of a packed graph, without Dynamo, AOTAutograd or any compiler.
 
-The payload is a pickle read through an allow-list; it is only ever read after the file's signature
-and hash were verified. Sources: torch/_inductor/codecache.py and
+The payload is a pickle read through an allow-list, after the file's signature and hash were
+verified. Sources: torch/_inductor/codecache.py and
 torch/_inductor/runtime/{triton_heuristics,static_triton_launcher}.py of torch 2.10-2.15.
 """
 
@@ -38,11 +38,10 @@ def unpack(payload: bytes, *, card: int | None = None) -> Callable[[list[Any]], 
 
     Args:
         payload: bytes from `pack`, already verified by the store.
-        card: the number of the GPU on which it computes; None: the one that is in use.
+        card: the GPU's number; None: the current one.
 
     Raises:
-        GraphFileError: the payload names anything outside the allow-list or does not fit this
-        torch.
+        GraphFileError: it names anything outside the allow-list, or does not fit this torch.
     """
     card = current_index() if card is None else card
     try:
@@ -71,8 +70,8 @@ def unpack(payload: bytes, *, card: int | None = None) -> Callable[[list[Any]], 
 class _Kernel:
     """A loaded Triton kernel; generated code calls `kernel.run(*args, stream=...)`.
 
-    Tensors are handed on as addresses: the launcher would ask the driver about each, and the driver
-    does not know memory that is allocated within a CUDA graph before the graph has run.
+    Tensors are passed as addresses: the launcher would ask the driver about each, which does not
+    know memory allocated within a CUDA graph that has not run yet.
     """
 
     __slots__ = ("_launch",)
@@ -94,7 +93,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Extern:
-    """Library calls of generated code, without importing Inductor's kernel selection for them."""
+    """Library calls of generated code, without importing Inductor's kernel selection."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _EXTERN:
@@ -124,8 +123,8 @@ def _execute(source: str, kernels: dict[str, Any]) -> Callable[[list[Any]], Any]
 
 
 #: Kernels stay on the GPU while the process lives. From torch 2.13 on one goes with its object
-#: (`close` in torch/_inductor/runtime/static_triton_launcher.py), which a captured call that still
-#: replays the kernel, or one that waits for the GPU, would not survive.
+#: (`close` in torch/_inductor/runtime/static_triton_launcher.py), but queued calls and captures may
+#: still use it.
 _loaded: list[Any] = []
 
 
@@ -145,7 +144,7 @@ _library_folder: list[Path] = []
 
 
 def _load_library(binary: bytes) -> Any:
-    """Load a C++ kernel from its shared library; the file stays while the process lives."""
+    """Load a C++ kernel from its shared library, whose file stays while the process lives."""
 
     with _libraries_lock:
         if not _library_folder or not _library_folder[0].is_dir():  # systems clear up, too

@@ -11,9 +11,7 @@ import torch
 
 
 def borrowed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor over the same memory, which may be freed all the same.
-
-    Whoever reads it must know that what was there is still there.
+    """Return a tensor over the same memory that does not keep it alive.
 
     Raises:
         RuntimeError: this PyTorch makes no such tensor.
@@ -28,7 +26,7 @@ def borrowed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def extent_bytes(tensor: torch.Tensor) -> int:
-    """Bytes from where a tensor's memory begins to its end, gaps included."""
+    """Bytes from a tensor's first to its last element, gaps included."""
     if not tensor.numel():
         return 0
     sides = zip(tensor.shape, tensor.stride(), strict=True)
@@ -36,9 +34,9 @@ def extent_bytes(tensor: torch.Tensor) -> int:
 
 
 def copy_each(into: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    """Copy values into tensors of their shapes and one dtype, by one kernel where this PyTorch can.
+    """Copy into tensors of equal shapes and one dtype, by one kernel if this PyTorch can.
 
-    Source: torch/_foreach_utils.py of torch 2.10-2.15; its optimisers copy so.
+    Source: torch/_foreach_utils.py of torch 2.10-2.15.
     """
     together: Any = getattr(torch, "_foreach_copy_", None)
     if together is not None:

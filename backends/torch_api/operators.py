@@ -15,18 +15,16 @@ _OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)\.(\w+)")
 
 
 def schemas(source: str) -> dict[str, str]:
-    """Return the operators of generated code, by library, operator and overload, and what each one
-    takes and gives here.
-    """
+    """Return the operators of generated code, "library.operator.overload", and their schemas."""
     names = sorted({".".join(found) for found in _OPERATOR.findall(source)})
     return {name: _schema(name) for name in names}
 
 
 def check(expected: Mapping[str, str]) -> None:
-    """See that operators are there and take and give what they did where `schemas` was asked.
+    """See that operators have the schemas that `schemas` returned.
 
     Raises:
-        GraphFileError: one is not, or does something else.
+        GraphFileError: one is missing or has another schema.
     """
     for name, schema in expected.items():
         if _schema(name) != schema:

@@ -1,5 +1,5 @@
-"""Take out of a generated module what a call needs: its Python source without kernel sources, the
-chosen binary of each kernel, and nothing else.
+"""Pack what a call of a generated module needs: Python without kernel sources, and the chosen
+binary of each kernel.
 
 Sources: torch/_inductor/runtime/{triton_heuristics,static_triton_launcher}.py of torch 2.10-2.15.
 """
@@ -19,10 +19,9 @@ from .lean_source import lean_source
 
 
 def pack(module: ModuleType, source: str) -> tuple[bytes, int]:
-    """Collect what a call of a generated module needs; returns it and the bytes of its binaries.
+    """Return what a call of a generated module needs, and the bytes of its binaries.
 
-    Must run after the module has been called once, which makes each Triton kernel choose its
-    configuration; only the chosen one is kept.
+    The module must have been called once, so that each Triton kernel has chosen its configuration.
     """
     lean, kernels = lean_source(source)
     triton: dict[str, tuple[Any, bytes]] = {}
@@ -44,7 +43,7 @@ def pack(module: ModuleType, source: str) -> tuple[bytes, int]:
 
 
 def _chosen(name: str, kernel: Any) -> tuple[Any, bytes]:
-    """The configuration that a Triton kernel chose, and its binary."""
+    """A Triton kernel's chosen configuration, and its binary."""
     from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
     from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
 
@@ -65,7 +64,7 @@ def _chosen(name: str, kernel: Any) -> tuple[Any, bytes]:
 
 
 def _library_of(kernel: Any) -> Path:
-    """The shared library behind a C++ kernel's Python binding."""
+    """The shared library behind a C++ kernel's binding."""
     owner = getattr(kernel, "__self__", None)
     path = getattr(owner, "__file__", None)
     if path is None:

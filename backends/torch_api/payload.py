@@ -1,7 +1,6 @@
-"""What is in the payload of a graph, for people: its source and its kernels.
+"""A graph's payload for people: its source and kernels.
 
-Needs no torch, and runs nothing of what it reads: where the payload names a class, an empty one of
-that name takes what would have been given to it.
+Needs no torch and runs nothing: classes that the payload names are replaced by inert ones.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ def read_payload(payload: bytes) -> PayloadFacts:
     """Read a packed graph without running it.
 
     Args:
-        payload: from a graph file whose hash was right; who signed it does not matter.
+        payload: of a graph file with the right hash, whoever signed it.
 
     Raises:
-        ValueError: it is no packed graph, or names what no graph needs; the text says so.
+        ValueError: not a packed graph, or it names what no graph needs.
     """
     try:
         parts = _Reader(io.BytesIO(payload)).load()
@@ -56,7 +55,7 @@ def read_payload(payload: bytes) -> PayloadFacts:
 
 
 class _Inert:
-    """Stands for an object of any class: takes everything, does nothing."""
+    """Replaces an object of any class: takes everything, does nothing."""
 
     def __new__(cls, *_arguments: Any, **_names: Any) -> _Inert:
         return object.__new__(cls)

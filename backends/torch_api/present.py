@@ -1,6 +1,4 @@
-"""Whether the private names that exporting and compiling need are there, as far as can be seen
-without them.
-"""
+"""Whether this torch has the private names for exporting and compiling, as far as can be seen."""
 
 from __future__ import annotations
 
@@ -13,19 +11,14 @@ from ..reasons import Reason, of
 
 
 def missing_to_export() -> Reason | None:
-    """Return what this torch lacks to export a region, in words, or None; never raises.
-
-    It is what a worker needs whatever the backend.
-    """
+    """Return what this torch lacks to export a region (for any backend), or None; never raises."""
     return _told(_missing_to_export)
 
 
 def missing_api() -> Reason | None:
-    """Return which private API this torch lacks to export and to compile by Inductor, in words, or
-    None; never raises.
+    """Return what this torch lacks to export and to compile by Inductor, or None; never raises.
 
-    Only what can be seen without importing a compiler; the rest is for the `self_test` of a worker
-    whose build failed.
+    Imports no compiler: the rest is for a worker's `self_test` after a failed build.
     """
     return _told(_missing_in_inductor) or missing_to_export()
 

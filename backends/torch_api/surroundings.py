@@ -1,8 +1,7 @@
-"""What changes PyTorch's maths around a call with none of the model's code replaced: modes that see
-each operation, hooks of all modules, autocast, methods of tensors.
+"""What changes PyTorch's maths around a call without replacing the model's code: modes, hooks of
+all modules, autocast, methods of tensors.
 
-In such surroundings a graph is not what the host's code would compute, nor is a comparison with it
-worth anything.
+There a graph is not what the host would compute, and comparing them proves nothing.
 """
 
 from __future__ import annotations
@@ -24,16 +23,12 @@ _HARMLESS = frozenset((("torch.utils._device", "DeviceContext"),))
 _AUTOCAST = of("autocast")
 _HOOKED = of("hooks_all")
 
-#: What tensors and modules are called through, as it was when the first model was described: by
-#: then all packs are imported.
+#: Methods of tensors and modules when the first model was described: all packs are imported then.
 _baseline: dict[type, dict[str, Any]] = {}
 
 
 def foreign(device: torch.device) -> Reason | None:
-    """Say what of somebody else's changes the maths of this thread on a device, None for nothing.
-
-    Cheap enough for each region.
-    """
+    """Return what changes this thread's maths on a device, or None. Cheap: each region asks."""
     module: Any = torch.nn.modules.module  # these are called around each module's forward
     if module._global_forward_hooks or module._global_forward_pre_hooks:
         return _HOOKED
@@ -46,7 +41,7 @@ def foreign(device: torch.device) -> Reason | None:
 
 
 def replaced_methods() -> Reason | None:
-    """Say which method of all tensors or modules is another one than when this was first asked."""
+    """Return which method of all tensors or modules changed since the first call of this."""
     if not _baseline:
         _baseline.update((cls, dict(vars(cls))) for cls in (torch.Tensor, torch.nn.Module))
     for cls, before in _baseline.items():
@@ -60,7 +55,7 @@ def replaced_methods() -> Reason | None:
 
 
 def _is_called(cls: type, name: str) -> bool:
-    """Whether the host's maths may go through a method, and not only a pack's own."""
+    """Whether the host's maths may use a method, and not only a pack."""
     if cls is torch.nn.Module:
         return name in _CALLS
     return name in _baseline[cls] or any(name in vars(base) for base in cls.__mro__[1:])

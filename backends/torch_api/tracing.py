@@ -1,4 +1,4 @@
-"""Torch's fakes and symbolic sizes, as exporting and lowering a region need them.
+"""Torch's fakes and symbolic sizes for exporting and lowering a region.
 
 Sources: torch/_subclasses/fake_tensor.py and torch/fx/experimental/ of torch 2.10-2.15.
 """
@@ -19,7 +19,7 @@ _LARGEST = 1 << 58
 
 
 def fake_mode() -> Any:
-    """Return a fresh FakeTensorMode with symbolic shapes, for twins without weights."""
+    """Return a fresh FakeTensorMode with symbolic shapes, for models without weights."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -27,9 +27,7 @@ def fake_mode() -> Any:
 
 
 def size_oblivious() -> Any:
-    """Patch: symbols may be 0 or 1 without specialising; must be held while exporting and
-    lowering.
-    """
+    """Patch: symbols may be 0 or 1 without specialising. Hold it while exporting and lowering."""
     import torch.fx.experimental._config as settings
 
     config: Any = settings
@@ -38,9 +36,9 @@ def size_oblivious() -> Any:
 
 @contextlib.contextmanager
 def conditions_tried() -> Iterator[None]:
-    """Have conditions on parts of sizes, which torch's algebra cannot tell, decided meanwhile by
-    trying all that the sizes may be: that a half of one and the rest are two parts, say. Else torch
-    takes what holds for the example for a condition that narrows the size.
+    """Decide conditions on parts of sizes that torch's algebra cannot (say, that a half and the
+    rest are two parts) by trying all sizes. Otherwise torch takes what holds for the example as a
+    condition that narrows the size.
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -63,7 +61,7 @@ def conditions_tried() -> Iterator[None]:
 
 
 def _tried(environment: Any, condition: Any) -> Any:
-    """What a condition is for all sizes; None where it hangs on them, or is not tried."""
+    """A condition's value for all sizes; None if it varies or is not tried."""
     import sympy
     from torch.utils._sympy.functions import FloorDiv
 
@@ -103,9 +101,7 @@ def _of_all(condition: Any, ranges: tuple[tuple[Any, int, int], ...]) -> Any:
 
 
 def _may_overflow(condition: Any, ranges: Sequence[tuple[Any, int, int]]) -> bool:
-    """Whether a part of a condition, of which none is larger than at the largest sizes, comes near
-    what 64 bits hold.
-    """
+    """Whether a part of a condition (largest at the largest sizes) nears 64 bits."""
     import sympy
 
     largest = {symbol: sympy.Integer(high) for symbol, _, high in ranges}
@@ -115,8 +111,8 @@ def _may_overflow(condition: Any, ranges: Sequence[tuple[Any, int, int]]) -> boo
 
 @contextlib.contextmanager
 def fakes_worked_out() -> Iterator[None]:
-    """Have fakes made meanwhile work every result out. What torch remembers of them costs more than
-    it saves where sizes are symbols: of exporting a double block of Flux, two fifths.
+    """Turn off the fakes' cache, which costs more than it saves with symbolic sizes: two fifths of
+    exporting a Flux double block.
     """
     from torch._dynamo import config as settings
 
@@ -133,8 +129,8 @@ def uses_cudnn() -> bool:
 
 @contextlib.contextmanager
 def cudnn(enabled: bool) -> Iterator[None]:
-    """Trace with cuDNN on or off. `torch.export` turns it off meanwhile, and so takes convolutions
-    for others, whose results lie in memory by images where cuDNN's lie by channels.
+    """Trace with cuDNN on or off. `torch.export` turns it off, and so traces convolutions whose
+    results are not channels-last as cuDNN's are.
     """
     set_flags: Any = torch.backends.cudnn.set_flags
     before = set_flags(_enabled=enabled)
@@ -145,31 +141,29 @@ def cudnn(enabled: bool) -> Iterator[None]:
 
 
 def compiled_from(module: Any) -> Any:
-    """Return the module that `torch.compile` made this one of, None where it did not."""
+    """Return the module that `torch.compile` made this one of, or None."""
     return getattr(module, "_orig_mod", None)
 
 
 def operator_name(function: Any) -> str | None:
-    """Return the name of an operator of `torch.ops`, "library.operator"; None for all else."""
+    """Return a `torch.ops` operator's name, "library.operator"; None for all else."""
     if not isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return None
     return str(function).removesuffix(".default")
 
 
 def may_write(function: Any) -> bool:
-    """Tell whether a node of a graph that calls this may write into a tensor: an operator that says
-    so, or one that runs a graph of its own.
-    """
+    """Tell whether a node's target may write into a tensor: mutable, or with a graph of its own."""
     if isinstance(function, torch._ops.OpOverload):
         return bool(function._schema.is_mutable)
     return isinstance(function, torch._ops.HigherOrderOperator)
 
 
 def realized(value: torch.Tensor) -> torch.Tensor:
-    """Have a traced value computed once and kept in memory, where Inductor would compute it anew
-    for every element that reads it.
+    """Keep a traced value in memory, where Inductor would recompute it for every element that reads
+    it.
 
-    Needs an operator that torch has for its own tests; without it the value is only slower.
+    Uses an operator of torch's own tests; without it the value is only slower.
     """
     try:
         import torch._inductor.test_operators  # registers it
@@ -182,25 +176,21 @@ def realized(value: torch.Tensor) -> torch.Tensor:
 
 
 def is_surely(condition: Any) -> bool:
-    """Whether a condition over symbolic sizes holds for all that they may be; asking narrows
-    nothing.
-    """
+    """Whether a condition holds for all symbolic sizes; asking narrows nothing."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return bool(statically_known_true(condition))
 
 
 def are_surely_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether sizes are known to be equal, whatever their symbols may be."""
+    """Whether sizes are equal whatever their symbols are."""
     return len(sizes) == len(others) and all(
         is_surely(a == b) for a, b in zip(sizes, others, strict=True)
     )
 
 
 def is_by_channels(images: torch.Tensor) -> bool:
-    """Whether a traced `[batch, C, height, width]` surely lies in memory with a pixel's channels
-    side by side, without gaps.
-    """
+    """Whether a traced `[batch, C, height, width]` surely is channels-last without gaps."""
     _, channels, height, width = images.shape
     strides = (height * width * channels, 1, width * channels, channels)
     return are_surely_equal(images.stride(), strides)

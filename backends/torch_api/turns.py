@@ -1,8 +1,8 @@
-"""Calls in the order of the program: of operators that run code which a graph knows nothing of.
+"""Keep calls of operators that run unknown code in the program's order.
 
-Such code may count its calls, draw numbers or write where it likes, and no compiler sees that. Each
-call in a traced graph gets a number, its turn. So no two calls are alike, none is taken for unused,
-and Inductor's scheduler gets each as one that needs the one before, which holds no memory.
+Such code may count calls, draw numbers or write anywhere, unseen by compilers. Each call in a
+traced graph gets a number, its turn: so no two are alike, none is dropped as unused, and Inductor's
+scheduler sees each as depending on the one before, without memory being held.
 
 Sources: torch/_inductor/{scheduler,dependencies,config}.py, torch/fx/node.py of torch 2.10-2.15.
 """
@@ -25,13 +25,13 @@ _TAKEN = re.compile(rf"\b{_TURN}=(\d+)\)")
 
 
 def taking(schema: str) -> str:
-    """Return the schema of an operator, "name(Tensor input, ...) -> Tensor", with a turn."""
+    """Add a turn to an operator's schema, "name(Tensor input, ...) -> Tensor"."""
     takes, arrow, gives = schema.partition(") -> ")
     return f"{takes}, *, int {_TURN}=0{arrow}{gives}"
 
 
 def without(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what computes the same, and may be told its turn."""
+    """Return a function that ignores its turn."""
 
     def called(*args: Any, turn: int = 0) -> Any:
         return run(*args)
@@ -40,33 +40,33 @@ def without(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def keep(operator: torch._ops.OpOverload) -> None:
-    """Have no call of an operator taken for unused, whoever reads its result."""
+    """Never drop an operator's calls as unused."""
     has_side_effect(operator)
 
 
 def is_taken_by(function: Any) -> bool:
-    """Tell whether what a node of a graph calls is such an operator."""
+    """Tell whether a graph node's target is such an operator."""
     return isinstance(function, torch._ops.OpOverload) and any(
         argument.name == _TURN for argument in function._schema.arguments
     )
 
 
 def give(graph: torch.fx.Graph) -> None:
-    """Number the calls of a graph in the order in which they stand, that of the program."""
+    """Number the calls of a graph in the program's order."""
     for turn, node in enumerate(_calls(graph), start=1):
         node.kwargs = {**node.kwargs, _TURN: turn}
 
 
 def are_kept(source: str, graph: torch.fx.Graph) -> bool:
-    """Tell whether generated code makes each call of a graph once, each in its turn."""
+    """Tell whether generated code makes each call of a graph once and in turn."""
     return [int(turn) for turn in _TAKEN.findall(source)] == list(range(1, len(_calls(graph)) + 1))
 
 
 def chain(nodes: Sequence[Any]) -> Sequence[Any]:
-    """Let each call need the one before it.
+    """Make each call depend on the one before.
 
     Args:
-        nodes: of Inductor's scheduler, before any of them are fused.
+        nodes: of Inductor's scheduler, before fusion.
     """
     turns = {turn: node for node in nodes if (turn := _turn_of(node.node))}
     if len(turns) < 2:
@@ -87,7 +87,7 @@ def _calls(graph: torch.fx.Graph) -> list[Any]:
 
 
 def _turn_of(kernel: Any) -> int:
-    """Which turn a node of Inductor's is; 0 for one that takes none."""
+    """An Inductor node's turn; 0 if it takes none."""
     if not is_taken_by(getattr(kernel, "op_overload", None)):
         return 0
     return int(kernel.kwargs.get(_TURN, 0))

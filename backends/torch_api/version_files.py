@@ -1,4 +1,4 @@
-"""What the files of an installed package say of its version, read without importing it."""
+"""An installed package's version files, read without importing it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ def constants_of(package: str, file: str) -> dict[str, Any]:
 
 
 def constants_in(path: Path) -> dict[str, Any]:
-    """Read the constants that a file assigns, without running it."""
     try:
         tree = ast.parse(path.read_text("utf-8"))
     except (OSError, ValueError, SyntaxError):

@@ -8,19 +8,7 @@ import pytest
 
 from warmgraph_tools.page import Page
 
-from .faster import (
-    MAKE,
-    MODEL,
-    OURS,
-    REMOVE,
-    VAE,
-    do,
-    lies_on_nothing,
-    sent,
-    settle,
-    state,
-    undo,
-)
+from .faster import MAKE, MODEL, OURS, REMOVE, VAE, do, lies_on_nothing, sent, settle, state, undo
 
 
 def _on_screen(page: Page, place: str) -> tuple[float, float]:

@@ -228,10 +228,7 @@ def test_a_reason_is_told_in_the_pages_language(page: Page) -> None:
     for side in ("width", "height"):
         page.set_widget("EmptyLatentImage", side, 64)
     page.run_workflow()
-    for language, said in (
-        ("zh", "编译器已关闭"),
-        ("en", "the compiler is off, to compare"),
-    ):
+    for language, said in (("zh", "编译器已关闭"), ("en", "the compiler is off, to compare")):
         page.set_setting("Comfy.Locale", language)
         page.wait_for(f"{STATUS}.some((text) => text.includes({said!r}))")
 
@@ -249,9 +246,7 @@ def test_groups_of_settings_are_named_in_the_pages_language(page: Page) -> None:
         page.escape("[role=dialog]")
 
 
-def test_a_report_made_before_the_sampling_tells_of_the_run_once_it_has_ended(
-    page: Page,
-) -> None:
+def test_a_report_made_before_the_sampling_tells_of_the_run_once_it_has_ended(page: Page) -> None:
     """Of DeepCache, too: a report whose `after` nobody linked is made first of all. What it said of
     two latents stays as it was.
     """

@@ -16,17 +16,7 @@ import pytest
 from warmgraph_tools.host import Server
 from warmgraph_tools.page import STATUS, TOASTS, Page
 
-from .tab import (
-    BAR,
-    FAINT,
-    REPORT,
-    RUNNING,
-    TAB,
-    open_small,
-    open_tab,
-    text_in,
-    wait_until_idle,
-)
+from .tab import BAR, FAINT, REPORT, RUNNING, TAB, open_small, open_tab, text_in, wait_until_idle
 
 MODEL = "sd_xl_base_1.0.safetensors"
 ZH = "缺少 C++ 编译器"
@@ -35,8 +25,8 @@ FILES = f"document.querySelectorAll('{TAB} [data-key=store] tbody tr').length"
 
 @pytest.fixture(scope="module")
 def own_server(start_server: Callable[..., Server], place_model: Callable[..., str]) -> Server:
-    """A server of its own, for its store is cleared; four of a narrow SDXL's graphs are missing."""
-    server = start_server(lend=4)
+    """A server of its own, for its store is cleared; two of a narrow SDXL's graphs are missing."""
+    server = start_server(lend=2)
     place_model(server, "narrowxl", name=MODEL)
     return server
 

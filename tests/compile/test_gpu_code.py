@@ -39,11 +39,7 @@ def _launches(lines: list[str]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "form", "streams", "joins"),
-    [
-        ("qwen", "block", 2, 3),
-        ("flux2", "double", 2, 3),
-        ("flux2", "single", 1, 0),
-    ],
+    [("qwen", "block", 2, 3), ("flux2", "double", 2, 3), ("flux2", "single", 1, 0)],
 )
 def test_norm_and_rotation_of_queries_and_keys_are_one_pass(
     host_tree: Path, kind: str, form: str, streams: int, joins: int

@@ -28,7 +28,13 @@ def _compiled(expression: Expression) -> Any:
     ].call
 
 
-@pytest.mark.parametrize("name", EXPRESSIONS)
+#: A bound, what is asked of a number, sums, products and joins; the others with `--all`.
+QUICK = ("silu", "infinite", "norm", "clamp", "joined", "wide", "product")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in EXPRESSIONS]
+)
 def test_an_overflow_is_bounded_as_eager_bounds_it(name: str) -> None:
     expression = EXPRESSIONS[name]
     call = _compiled(expression)

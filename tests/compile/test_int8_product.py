@@ -92,7 +92,9 @@ def test_any_sizes_give_exact_sums(interpreted: Any) -> None:
 _CARDS = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 
 
-@pytest.mark.parametrize("card", _CARDS)
+@pytest.mark.parametrize(
+    "card", [pytest.param(c, marks=pytest.mark.slow if c in (80, 90) else []) for c in _CARDS]
+)
 def test_each_card_reads_sixteen_bytes_at_once_in_tiles_that_fit(card: int) -> None:
     """As Triton compiles it for a card that need not be there."""
     import triton

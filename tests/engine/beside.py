@@ -63,11 +63,7 @@ def other_norms() -> Any:
 
     return replaced(
         (torch.nn.GroupNorm, "forward", _norm_forward),
-        (
-            comfy.ops.disable_weight_init.GroupNorm,
-            "forward_comfy_cast_weights",
-            _norm_forward_cast,
-        ),
+        (comfy.ops.disable_weight_init.GroupNorm, "forward_comfy_cast_weights", _norm_forward_cast),
     )
 
 

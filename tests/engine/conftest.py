@@ -18,6 +18,7 @@ from warmgraph_tools.kept_graphs import keeping
 
 from .lab import TOLERANCE, Lab, relative
 from .learned_steps import Steps
+from .made_up import built_here
 from .probed import Probed
 
 __all__ = ["Lab", "relative"]
@@ -69,10 +70,13 @@ def own_lab(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 
 @pytest.fixture
-def learned_steps(models: Any, own_lab: Lab, tmp_path: Path) -> Iterator[Callable[[str], Steps]]:
-    """Steps of one of a file's made-up `models`, by its name."""
+def learned_steps(
+    models: Any, own_lab: Lab, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Callable[[str], Steps]]:
+    """Steps of one of a file's made-up `models`, by its name, as the file has them `BUILT`."""
+    built = getattr(request.module, "BUILT", built_here)
     with torch.inference_mode():
-        yield lambda name: Steps(own_lab, tmp_path, getattr(models, name))
+        yield lambda name: Steps(own_lab, tmp_path, getattr(models, name), built)
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,7 @@ class Traced:
         from torch import device, inf, nan
 
         names: dict[str, Any] = {
-            **{"torch": torch, "operator": operator, "device": device, "inf": inf, "nan": nan},
+            **{"torch": torch, "operator": operator, "device": device, "inf": inf, "nan": nan}
         }
         exec(payload.decode(), names)  # noqa: S102 - what was verified
 

@@ -259,10 +259,7 @@ _WRONG = {
     ),
     "no tensor": ("return (None,)", "failed at run time: TypeError: a graph must return"),
     "nothing": ("return ()", "failed at run time: IndexError"),
-    "an error": (
-        "raise RuntimeError('no such kernel')",
-        "failed at run time: RuntimeError: no",
-    ),
+    "an error": ("raise RuntimeError('no such kernel')", "failed at run time: RuntimeError: no"),
 }
 
 

@@ -137,10 +137,7 @@ def test_without_a_compiler_the_model_is_eagers_and_says_what_is_missing(
 
 
 def test_a_build_that_fails_is_named_tried_once_more_and_then_left(
-    host: Host,
-    make_lab: MakeLab,
-    monkeypatch: pytest.MonkeyPatch,
-    log: pytest.LogCaptureFixture,
+    host: Host, make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
     """The worker's compiler breaks (CXX), so Inductor itself raises."""
     monkeypatch.setenv("CXX", "/no/such/compiler")

@@ -1,4 +1,4 @@
-"""The small trained denoiser: its pictures, its file, and what DeepCache does to its images."""
+"""The small trained denoiser: its file, its measures, and what DeepCache does to its images."""
 
 from __future__ import annotations
 
@@ -10,27 +10,12 @@ import pytest
 import torch
 
 from warmgraph_tools.denoiser import quality
-from warmgraph_tools.denoiser.images import contact_sheet, psnr, ssim
-from warmgraph_tools.denoiser.pictures import CLASSES, SIZE, picture, pictures
+from warmgraph_tools.denoiser.images import psnr, ssim
+from warmgraph_tools.denoiser.pictures import SIZE
 from warmgraph_tools.denoiser.quality import FILE, Task
 from warmgraph_tools.inprocess import Host
 
 TASK = Task(classes=(4,), seeds=(1,), steps=11)
-
-
-def test_pictures_follow_from_class_and_seed_alone() -> None:
-    drawn, classes = pictures(40, seed=3, processes=1)
-    assert drawn.shape == (40, SIZE, SIZE, 3) and drawn.dtype == np.uint8
-    assert np.bincount(classes).tolist() == [4] * len(CLASSES)
-    assert np.array_equal(drawn[17], picture(7, (3, 17)))
-    assert not np.array_equal(drawn[17], picture(7, (4, 17)))
-
-
-def test_classes_differ_in_shape_alone_for_one_seed() -> None:
-    drawn = [picture(kind, 5) for kind in range(len(CLASSES))]
-    for number, one in enumerate(drawn):
-        assert np.ptp(one.reshape(-1, 3), axis=0).min() > 20  # not blank
-        assert all((one != other).any() for other in drawn[:number])
 
 
 def test_psnr_of_equal_images_is_infinite() -> None:
@@ -61,16 +46,6 @@ def test_ssim_equals_its_definition() -> None:
     images = [torch.from_numpy(image)[None, :, :, None] for image in (x, y)]
     assert float(ssim(*images)) == pytest.approx(np.mean(found), rel=1e-9)
     assert float(ssim(images[0], images[0])) == pytest.approx(1.0)
-
-
-def test_a_sheet_has_a_column_for_each_way(tmp_path: Any) -> None:
-    from PIL import Image
-
-    images = torch.rand(3, 8, 8, 3)
-    file = tmp_path / "sheet.png"
-    contact_sheet({"plain": images, "other\n20 dB": images}, ["a", "b", "c"], file, scale=4)
-    with Image.open(file) as sheet:
-        assert sheet.width == 64 + 2 * 32 and sheet.height == 32 + 3 * 32
 
 
 @pytest.fixture(scope="module")

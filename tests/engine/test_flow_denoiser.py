@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from warmgraph_tools.flow_denoiser import quality
 from warmgraph_tools.flow_denoiser.data import SORTS
-from warmgraph_tools.flow_denoiser.plots import points
 from warmgraph_tools.flow_denoiser.quality import Bench, Model, Task
 from warmgraph_tools.inprocess import Host
+
+from .rows import some_rows
 
 #: EasyCache's thresholds at which it computes one step in so many, by model, sampler and number, as
 #: `quality` found them.
@@ -68,7 +68,7 @@ def test_all_steps_computed_is_the_plain_image(model: Callable[[str], Model]) ->
     assert (every.psnr, every.ssim, every.work) == (math.inf, 1.0, 1.0)
 
 
-@pytest.mark.parametrize("sampler", ["euler", "dpmpp_2m"])
+@pytest.mark.parametrize("sampler", some_rows(["euler", "dpmpp_2m"], ["euler"]))
 def test_digits_are_closer_than_by_easycache_and_by_fewer_steps(
     model: Callable[[str], Model], sampler: str
 ) -> None:
@@ -83,7 +83,7 @@ def test_digits_are_closer_than_by_easycache_and_by_fewer_steps(
         assert row.psnr >= easy.psnr + 3 and row.psnr >= fewer.psnr + 6
 
 
-@pytest.mark.parametrize("sampler", ["er_sde", "euler_ancestral"])
+@pytest.mark.parametrize("sampler", some_rows(["er_sde", "euler_ancestral"], ["er_sde"]))
 def test_digits_of_samplers_that_add_noise_are_no_worse_than_by_easycache(
     model: Callable[[str], Model], sampler: str
 ) -> None:
@@ -93,15 +93,8 @@ def test_digits_of_samplers_that_add_noise_are_no_worse_than_by_easycache(
     assert ours.work == easy.work == 0.5 and ours.psnr >= easy.psnr
 
 
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        "euler",
-        pytest.param("dpmpp_2m", marks=pytest.mark.slow),
-        pytest.param("er_sde", marks=pytest.mark.slow),
-        pytest.param("euler_ancestral", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["euler", "dpmpp_2m", "er_sde", "euler_ancestral"])
 def test_emoji_are_no_worse_than_by_easycache_and_by_fewer_steps(
     model: Callable[[str], Model], sampler: str
 ) -> None:
@@ -111,12 +104,3 @@ def test_emoji_are_no_worse_than_by_easycache_and_by_fewer_steps(
         ours = bench.step_cache(speed, "auto").row
         assert ours.work == easy.work and ours.psnr >= easy.psnr
         assert ours.psnr >= bench.fewer_steps(speed).row.psnr - 0.5
-
-
-def test_a_line_of_a_plot_goes_from_few_steps_to_many() -> None:
-    rows: list[dict[str, Any]] = [
-        {"model": "digits", "sampler": "euler", "way": way, "work": work, "psnr": psnr}
-        for way, work, psnr in [("auto", 0.5, 45.0), ("half", 0.4, 1.0), ("auto", 0.3, 33.0)]
-    ]
-    assert points(rows, "digits", "euler", "auto") == [(0.3, 33.0), (0.5, 45.0)]
-    assert points(rows, "digits", "heun", "auto") == []

@@ -124,8 +124,15 @@ def given_of(place: Place, description: RegionSpec, *but: str) -> dict[str, Any]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("file", ["int8", "int8_convrot", "mxfp8"])
-@pytest.mark.parametrize("called", [(), (K,), (Q, K)], ids=str)
+@pytest.mark.parametrize(
+    ("file", "called"),
+    [
+        pytest.param(file, called, marks=[] if i == n else pytest.mark.slow)
+        for i, file in enumerate(("int8", "int8_convrot", "mxfp8"))
+        for n, called in enumerate(((), (K,), (Q, K)))
+    ],
+    ids=str,
+)
 def test_the_same_bits_as_by_one_operator_for_each(
     host: Host,
     alone: Callable[[Place, RegionSpec], Program],

@@ -103,10 +103,7 @@ def family(request: pytest.FixtureRequest, host: Host, learning: Lab) -> Served:
 
 
 def _check(
-    served: Served,
-    *sizes: int,
-    most: float = TOLERANCE,
-    left: Collection[tuple[str, int]] = (),
+    served: Served, *sizes: int, most: float = TOLERANCE, left: Collection[tuple[str, int]] = ()
 ) -> None:
     """One step, by graphs wherever there are some; before it one in which they are compared, where
     the like of it was not.

@@ -276,17 +276,19 @@ def narrow(sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
 
 #: The first is watched.
 DRAWN_CALLS = ((1, 4, 6, 5), (2, 10, 30, 9), (3, 2, 3, 17), (1, 1, 2, 1))
+#: Models with seven hazards, and seven with none.
+HAZARDOUS = range(13, 28)
 
 
 def test_of_models_drawn_at_random_nothing_wrong_is_learned(host: Host) -> None:
     """What no graph could stand for is refused; all else is learned, and computes the same."""
-    found = [problem for seed in range(40) if (problem := wrong(seed)) is not None]
+    found = [problem for seed in HAZARDOUS if (problem := wrong(seed)) is not None]
     learned_models.unload()
     assert found == []
 
 
 @pytest.mark.slow
-def test_of_two_thousand_more_nothing_wrong_is_learned(host: Host) -> None:
-    found = [problem for seed in range(40, 2040) if (problem := wrong(seed)) is not None]
+def test_of_two_thousand_nothing_wrong_is_learned(host: Host) -> None:
+    found = [problem for seed in range(2000) if (problem := wrong(seed)) is not None]
     learned_models.unload()
     assert found == []

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +30,6 @@ from warmgraph_tools.watched import FIRST, sample
 from . import learned_models
 from .learned import CALLS, arguments, learned_of
 
-ROOT = Path(__file__).resolve().parents[2]
 NAME = "a1" * 32
 
 
@@ -109,32 +106,6 @@ def test_what_loading_notes_is_no_change_of_a_blocks_settings(host: Host) -> Non
     assert not read.have_changed()
     host.unload()
     assert not read.have_changed()
-
-
-def test_it_is_the_same_in_another_process(host: Host) -> None:
-    name = structure_of(transformers.load("ernie").model.diffusion_model)
-    code = f"""
-import sys, tempfile
-from pathlib import Path
-sys.path.insert(0, {str(ROOT / "dev" / "tools")!r})
-from by_path import load_ours
-load_ours("tools", "backends")
-from warmgraph_tools import inprocess
-inprocess.boot(Path({str(host.tree)!r}), Path(tempfile.mkdtemp()))
-from warmgraph_tools import small_transformers
-from warmgraph_backends.learning.blocks import ReadAttributes
-from warmgraph_backends.learning.structure import structure_of
-print(structure_of(small_transformers.load("ernie").model.diffusion_model))
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONHASHSEED": "7"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.stdout.split()[-1:] == [name], run.stderr[-2000:]
 
 
 # --- records on disk ------------------------------------------------------------------------------

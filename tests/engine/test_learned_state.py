@@ -15,6 +15,7 @@ from warmgraph_tools.inprocess import Host
 from . import learned_models
 from .learned import CALLS, arguments, error
 from .learned_steps import Steps
+from .rows import some_rows
 
 #: What a root keeps, by the model's name: set up, and what it does at each step. `k` is the number
 #: of its steps.
@@ -40,6 +41,7 @@ KEPT = {
     ),
     "NoneAtAll": ("pass", "k = 1"),
 }
+QUICK = ("NestedDict", "GlobalList", "InPlaceTensor", "PythonRandom", "TorchRandom", "NoneAtAll")
 SOURCE = """
 import random
 from types import SimpleNamespace
@@ -126,7 +128,7 @@ def alone(models: Any, name: str) -> list[torch.Tensor]:
     return [root(*arguments(*sizes), transformer_options={}) for sizes in SIZES]
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", some_rows(KEPT, QUICK))
 def test_what_a_model_keeps_moves_on_once_a_step(
     learned_steps: Callable[[str], Steps], models: Any, name: str
 ) -> None:

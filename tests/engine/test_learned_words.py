@@ -14,8 +14,10 @@ from warmgraph_tools.inprocess import Host
 
 from . import learned_models
 from .learned import CALLS, Regions, arguments, error, learned_of, outside
-from .learned_steps import Steps
+from .learned_steps import Steps, exported_here
 
+#: Nothing is compiled: what is told is the same.
+BUILT = exported_here
 SOURCE = """
 
 

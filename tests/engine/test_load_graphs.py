@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,13 +167,6 @@ def test_a_copied_folder_is_eager_until_the_console_trusts_it(
     assert lab.counts(model.model) == (0, KINDS, 0)
     _load(lab, host, strict=True).check(size=(9, 13))
     assert lab.jobs() == 0
-
-
-def _trust(lab: Lab, folder: Path) -> str:
-    """What the server's owner types, as a process of its own."""
-    command: list[Any] = [sys.executable, ROOT / "cli.py", "trust", folder]
-    command += ["--user-directory", lab.root / "user"]
-    return _typed(command)
 
 
 def _typed(command: list[Any]) -> str:

@@ -322,20 +322,17 @@ class Packed(torch.Tensor):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_packed_weight_is_left_to_the_host_and_named(
-    xl: Subject, make_lab: Callable[..., Lab], when: str
-) -> None:
+def test_a_packed_weight_is_left_to_the_host_and_named(xl: Subject, when: str) -> None:
     layer = xl.unet.input_blocks[3][1].transformer_blocks[0].ff.net[2]
     kept = layer.weight
     compiled = xl.lab.compiled(xl.model)
     plain = evaluate(xl.model, **inputs())
     layer._parameters["weight"] = kept.data.as_subclass(Packed)
     try:
-        lab = make_lab() if when == "before" else xl.lab
         if when == "before":
-            compiled = lab.compiled(xl.model)
+            compiled = xl.lab.compiled(xl.model)
         eager, ours = evaluate(xl.model, **inputs()), evaluate(compiled, **inputs())
-        report = lab.engine.report(compiled)
+        report = xl.report(compiled)
     finally:
         layer._parameters["weight"] = kept
     assert relative(eager, plain) > 1e-4

@@ -89,9 +89,7 @@ def test_an_argument_of_attention_that_is_not_known_leaves_its_blocks_to_the_hos
     assert seen["own"]["attentions"] > 0
 
 
-def test_a_unets_blocks_stay_compiled_around_attentions_of_their_own(
-    quick: dict[str, Any],
-) -> None:
+def test_a_unets_blocks_stay_compiled_around_attentions_of_their_own(quick: dict[str, Any]) -> None:
     seen = quick[UNET]
     assert seen["layers"] > 0
     for step in (seen[step] for step in STEPS):

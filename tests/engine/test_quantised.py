@@ -163,10 +163,7 @@ def checkpoint(host: Host, form: str) -> tuple[Any, Any, Any]:
 
 @pytest.mark.parametrize(
     "only",
-    [
-        pytest.param(("transformer block",), id="what is quantised"),
-        pytest.param((), id="all"),
-    ],
+    [pytest.param(("transformer block",), id="what is quantised"), pytest.param((), id="all")],
 )
 @pytest.mark.slow
 def test_a_quantised_unet_runs_compiled_with_and_without_a_lora(

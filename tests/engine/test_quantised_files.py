@@ -16,6 +16,7 @@ from warmgraph_tools.quantised import FORMATS, quantised
 
 from .lab import Lab, relative
 from .quantised_runs import LAYER, QUANTISED, File, Flux, flux, layers_of
+from .rows import some_rows
 
 
 def mark(file: File, layer: str, **marks: Any) -> None:
@@ -60,10 +61,11 @@ def as_old_file(*, marker: int, input_scale: float | None) -> Callable[[File], N
 OLD = [(0, None), (0, 0.02), (1, 1.0), (2, None), (2, 0.02)]
 
 
-@pytest.mark.parametrize(("marker", "input_scale"), OLD)
+@pytest.mark.parametrize("facts", some_rows(OLD, [(0, None), (2, 0.02)]), ids=str)
 def test_an_old_file_of_scaled_fp8_runs_the_graphs_of_a_new_one(
-    host: Host, shared: Lab, marker: int, input_scale: float | None
+    host: Host, shared: Lab, facts: tuple[int, float | None]
 ) -> None:
+    marker, input_scale = facts
     new = Flux(host, shared, flux("fp8_e4m3fn"))
     built = shared.builds()
     change = as_old_file(marker=marker, input_scale=input_scale)
@@ -254,10 +256,9 @@ def assert_as_the_host(run: Flux) -> tuple[str, str] | torch.Tensor:
 
 
 GROUPS = [
-    *(("int8_convrot", size) for size in (0, 64, 1024)),
-    *(("convrot_w4a4", size) for size in (16, 128)),
-    *(pytest.param("int8_convrot", size, marks=pytest.mark.slow) for size in (16, 128)),
-    *(pytest.param("convrot_w4a4", size, marks=pytest.mark.slow) for size in (0, 64, 1024)),
+    *(("int8_convrot", 0), ("int8_convrot", 64), ("convrot_w4a4", 16)),
+    *(pytest.param("int8_convrot", size, marks=pytest.mark.slow) for size in (16, 128, 1024)),
+    *(pytest.param("convrot_w4a4", size, marks=pytest.mark.slow) for size in (0, 64, 128, 1024)),
 ]
 
 
@@ -290,10 +291,11 @@ def halved(axis: int) -> Callable[[File], None]:
 HALVED = [("int8_convrot", 0), ("convrot_w4a4", 0), ("mxfp8", 0), ("mxfp8", -1), ("nvfp4", -1)]
 
 
-@pytest.mark.parametrize(("form", "axis"), HALVED)
+@pytest.mark.parametrize("which", some_rows(HALVED, [HALVED[0], HALVED[-1]]), ids=str)
 def test_half_of_the_scales_give_what_the_host_gives(
-    host: Host, shared: Lab, form: str, axis: int
+    host: Host, shared: Lab, which: tuple[str, int]
 ) -> None:
+    form, axis = which
     good = Flux(host, shared, flux(form))
     built = shared.builds()
     assert_as_the_host(Flux(host, shared, flux(form, halved(axis))))

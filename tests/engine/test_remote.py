@@ -89,10 +89,7 @@ def test_a_server_that_starts_has_what_the_bucket_has_before_a_model_asks(
 
 
 def test_a_machine_with_an_empty_store_loads_everything_from_a_bucket_and_builds_nothing(
-    host: Host,
-    bucket: dict[str, Any],
-    elsewhere: Elsewhere,
-    caplog: pytest.LogCaptureFixture,
+    host: Host, bucket: dict[str, Any], elsewhere: Elsewhere, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     second = elsewhere(bucket)

@@ -10,6 +10,7 @@ import torch
 from warmgraph_tools.inprocess import Host
 
 from .lab import TOLERANCE, Lab, relative
+from .rows import some_rows
 from .subject import Subject, reasons
 
 
@@ -29,7 +30,7 @@ def test_img2img_of_an_odd_size(xl: Subject) -> None:
     assert _all_compiled(xl.check(latent=latent, denoise=0.6, steps=3))
 
 
-@pytest.mark.parametrize("method", ["nearest-exact", "bislerp"])
+@pytest.mark.parametrize("method", some_rows(["nearest-exact", "bislerp"], ["bislerp"]))
 def test_two_pass_hires_over_an_upscaled_latent(xl: Subject, method: str) -> None:
     results = []
     for model in (xl.model, xl.compiled):
@@ -48,7 +49,9 @@ def test_two_pass_hires_over_an_upscaled_latent(xl: Subject, method: str) -> Non
     assert _all_compiled(xl.report(xl.compiled))
 
 
-@pytest.mark.parametrize("sampler", ["lcm", "euler_ancestral", "dpmpp_2m", "heun"])
+@pytest.mark.parametrize(
+    "sampler", some_rows(["lcm", "euler_ancestral", "dpmpp_2m", "heun"], ["lcm", "heun"])
+)
 def test_samplers_at_cfg_1_halve_the_batch(xl: Subject, sampler: str) -> None:
     scheduler = "sgm_uniform" if sampler == "lcm" else "karras"
     report = xl.check(sampler=sampler, scheduler=scheduler, cfg=1.0, steps=3)
@@ -89,10 +92,10 @@ def test_mask_and_timestep_range_conditioning(xl: Subject) -> None:
     assert _all_compiled(xl.check(positive=both, steps=3))
 
 
-@pytest.mark.parametrize(("words", "tokens"), [(10, 77), (100, 154), (190, 231), (350, 385)])
-def test_prompts_of_different_lengths_on_both_sides(xl: Subject, words: int, tokens: int) -> None:
-    positive = xl.host.encode(xl.clip, "cat " * words)
-    assert positive[0][0].shape[1] == tokens  # 385 against 77 runs as two calls, not padded
+def test_a_prompt_of_five_times_the_others_length(xl: Subject) -> None:
+    """It runs as two calls, not padded."""
+    positive = xl.host.encode(xl.clip, "cat " * 350)
+    assert positive[0][0].shape[1] == 385
     assert _all_compiled(xl.check(positive=positive))
 
 

@@ -34,11 +34,7 @@ def _cached(host: Host, name: str) -> Callable[[Any], Any]:
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", ["EasyCache", "LazyCache"])
 def test_what_a_step_cache_computes_is_a_whole_call_of_ours(
-    host: Host,
-    make_lab: Callable[..., Lab],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    order: str,
+    host: Host, make_lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch, name: str, order: str
 ) -> None:
     model, clip, _ = host.load("narrowxl")
     prompt, cache = host.encode(clip, "a cat"), _cached(host, name)

@@ -203,7 +203,6 @@ def replaced_method(name: str) -> Iterator[None]:
             setattr(torch.Tensor, name, own)
 
 
-SEES = "sees each operation and may change it"
 HARMS: dict[str, tuple[Harm, str]] = {
     "a hook of all modules": (hooked, "another node hooks all modules"),
     "a function mode": (Halving, f"Halving of {PACK[1:-1]} sees each operation and may change it"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,7 +188,7 @@ class Nets:
     ],
 )
 def test_a_controlnet_of_a_transformer_runs_compiled_within_its_model(
-    host: Host, shared: Lab, tmp_path: Path, kind: str, make: Any, places: int
+    host: Host, shared: Lab, kind: str, make: Any, places: int
 ) -> None:
     nets = Nets(host, shared, kind, make)
     jobs = None
@@ -197,31 +196,23 @@ def test_a_controlnet_of_a_transformer_runs_compiled_within_its_model(
         nets.check(*size, places=places)
         jobs = shared.jobs() if jobs is None else jobs
     assert shared.jobs() == jobs
-    lab = shared.copy_to(tmp_path)
-    try:
-        model = lab.compiled(nets.model, when_missing="never")
-        lab.settle()
-        ours = {graph["key"]: graph["state"] for graph in lab.engine.report(model)["kinds"]}
-        if make not in (qwen_fun_network, sd35_network):  # whose blocks are others
-            for graph in shared.engine.report(nets.ours)["kinds"]:
-                assert ours[graph["key"]] == "ready"
-        if kind != "flux1":  # of Qwen-Image both ways to call a block must be there
-            model = lab.compiled(nets.model)
-        jobs = lab.jobs()
-        # The residuals, which the host adds between the model's blocks, of a compiled network.
-        eager, found = nets.sample(nets.plain, 8, 12, 13), nets.sample(nets.ours, 8, 12, 13, model)
-        assert relative(found, eager) < TOLERANCE
-        assert not torch.equal(found, nets.sample(None, 8, 12, 13))
-        report = lab.engine.report(model)
-        left = [graph["places"] for graph in report["kinds"] if graph["state"] != "ready"]
-        missing = sum(left)  # Flux's last layer, where no model before it had the same
-        assert left == [1] * (missing if kind == "flux1" else 0) and missing <= 1
-        total = 5 - EXPECTED[kind].others
-        assert report["regions"] == {
-            "total": total,
-            "compiled": total - missing,
-            "eager": missing,
-        }
-        assert report["calls"]["compiled"] > 0 and lab.jobs() == jobs
-    finally:
-        lab.engine.close()
+    model = shared.compiled(nets.model, when_missing="never")
+    shared.settle()
+    ours = {graph["key"]: graph["state"] for graph in shared.engine.report(model)["kinds"]}
+    if make not in (qwen_fun_network, sd35_network):  # whose blocks are others
+        for graph in shared.engine.report(nets.ours)["kinds"]:
+            assert ours[graph["key"]] == "ready"
+    if kind != "flux1":  # of Qwen-Image both ways to call a block must be there
+        model = shared.compiled(nets.model)
+    jobs = shared.jobs()
+    # The residuals, which the host adds between the model's blocks, of a compiled network.
+    eager, found = nets.sample(nets.plain, 8, 12, 13), nets.sample(nets.ours, 8, 12, 13, model)
+    assert relative(found, eager) < TOLERANCE
+    assert not torch.equal(found, nets.sample(None, 8, 12, 13))
+    report = shared.engine.report(model)
+    left = [graph["places"] for graph in report["kinds"] if graph["state"] != "ready"]
+    missing = sum(left)  # Flux's last layer, where no model before it had the same
+    assert left == [1] * (missing if kind == "flux1" else 0) and missing <= 1
+    total = 5 - EXPECTED[kind].others
+    assert report["regions"] == {"total": total, "compiled": total - missing, "eager": missing}
+    assert report["calls"]["compiled"] > 0 and shared.jobs() == jobs

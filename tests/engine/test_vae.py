@@ -21,7 +21,6 @@ from .lab import Lab, call_instead, lab_of_its_own, relative
 from .others import Counting
 from .rows import some_rows
 
-PIXEL = 1 / 255
 DECODED = 1e-5
 DDCONFIG = {
     "double_z": True,

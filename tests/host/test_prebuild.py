@@ -125,11 +125,7 @@ def nested_workflow(checkpoint: str) -> dict[str, Any]:
             {"id": 1, "type": "INNER", "inputs": [{**chosen, "link": 2}], "widgets_values": []},
             compiles,
         ],
-        "links": [
-            {**out, "target_id": 2},
-            into,
-            {**out, "id": 3, "origin_id": 2},
-        ],
+        "links": [{**out, "target_id": 2}, into, {**out, "id": 3, "origin_id": 2}],
         "inputs": inputs,
         "outputs": [{"linkIds": [3]}],
     }

@@ -61,8 +61,7 @@ def test_each_file_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in COMPILED],
+    "name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in COMPILED]
 )
 def test_a_workflow_runs_compiled_once_built_and_builds_nothing_more(
     stage: Stage, name: str

@@ -51,11 +51,7 @@ def test_each_row_says_why_what_is_off_is_off() -> None:
 
 @pytest.mark.parametrize(
     ("versions", "vendor", "toolkit"),
-    [
-        ({"cuda": "13.0"}, "NVIDIA", "13.0"),
-        ({"hip": "6.4.4"}, "AMD", "6.4.4"),
-        ({}, "", None),
-    ],
+    [({"cuda": "13.0"}, "NVIDIA", "13.0"), ({"hip": "6.4.4"}, "AMD", "6.4.4"), ({}, "", None)],
 )
 def test_a_card_is_what_pytorch_was_built_for(
     built_for: BuiltFor, versions: dict[str, str], vendor: str, toolkit: str | None

@@ -56,11 +56,7 @@ def posted(pack: ModuleType, tmp_path: Path) -> Posted:
 
 
 def prompt() -> dict[str, Any]:
-    return {
-        "1": LOADER,
-        "2": node("KSampler", model="1.0"),
-        "3": node("VAEDecode", vae="1.2"),
-    }
+    return {"1": LOADER, "2": node("KSampler", model="1.0"), "3": node("VAEDecode", vae="1.2")}
 
 
 def test_off_nothing_is_touched(posted: Posted) -> None:

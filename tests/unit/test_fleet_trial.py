@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_a_small_fleet_over_a_bucket_that_loses_requests_is_warm_and_builds_once(
     tmp_path: Path,
 ) -> None:

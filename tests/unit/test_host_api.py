@@ -22,12 +22,10 @@ ROOM = "host_api"
 
 #: What another room may name of the host all the same, and why.
 EXCEPTIONS = {
-    ("plans", "_forward"): "a form's reference is the host's own maths, and it lies there",
+    ("plans", "_forward"): "a form's reference is the host's own maths, and it lies there"
 }
 #: Rooms that import the host's modules, and why.
-IMPORTS = {
-    "families": "a plan tells the host's classes of blocks apart, which are its subject",
-}
+IMPORTS = {"families": "a plan tells the host's classes of blocks apart, which are its subject"}
 
 
 def room(path: Path) -> str:

@@ -96,10 +96,7 @@ def test_files_that_do_not_fit_this_machine_are_told_with_the_reason(
     assert any("another key" in reason for reason in reasons)
     assert any("is damaged" in reason for reason in reasons)
     assert sum(each["files"] for family in told for each in family["unfit"]) == len(reasons)
-    assert {family["title"] for family in told} == {
-        "UNets (SD1.5, SD2, SDXL, SVD)",
-        "Other files",
-    }
+    assert {family["title"] for family in told} == {"UNets (SD1.5, SD2, SDXL, SVD)", "Other files"}
     removed = shelf.inventory.clear(What.UNFIT)
     assert removed.files == len(reasons) and shelf.names() == {sha256_hex("fits")}
 

@@ -47,9 +47,7 @@ def queue(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Qu
 
 
 @pytest.mark.parametrize(
-    ("queue", "places"),
-    [(0.3, 0), (AHEAD_S / 1.5, 1), (AHEAD_S / 2.5, AHEAD)],
-    indirect=["queue"],
+    ("queue", "places"), [(0.3, 0), (AHEAD_S / 1.5, 1), (AHEAD_S / 2.5, AHEAD)], indirect=["queue"]
 )
 def test_a_long_step_is_queued_as_far_as_the_gpu_computes_in_a_moment(
     queue: Queue, places: int

@@ -24,12 +24,7 @@ SNAPSHOT: dict[str, Any] = {
             "speed": {"ms": {"eager": 61.0, "compiled": 31.0}},
             "regions": {"compiled": 113, "eager": 1},
         },
-        {
-            "id": "vae-2",
-            "model": "VAE",
-            "speed": None,
-            "regions": {"compiled": 0, "eager": 2},
-        },
+        {"id": "vae-2", "model": "VAE", "speed": None, "regions": {"compiled": 0, "eager": 2}},
     ],
 }
 

@@ -62,9 +62,7 @@ def test_a_prompt_by_api_need_not_name_what_has_a_good_default(
     for node_id, cls in classes.items():
         monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, node_id, cls)
     loader = {"ckpt_name": host.model_file("narrowxl")}
-    prompt = {
-        "1": {"class_type": "CheckpointLoaderSimple", "inputs": loader},
-    }
+    prompt = {"1": {"class_type": "CheckpointLoaderSimple", "inputs": loader}}
     for node_id, name, output in (("Model", "model", 0), ("VAE", "vae", 2)):
         inputs = {name: ["1", output], "when_missing": "background"}
         prompt[node_id] = {"class_type": f"WarmgraphCompile{node_id}", "inputs": inputs}

@@ -163,12 +163,7 @@ def test_guiders_get_them_and_not_the_samplers_behind(ask: Asked) -> None:
         "6": node("BasicGuider", model="2.0"),
     }
     places, _ = ask(prompt)
-    assert places == [
-        "3.model < 1.0",
-        "5.model < 1.0",
-        "5.model_negative < 2.0",
-        "6.model < 2.0",
-    ]
+    assert places == ["3.model < 1.0", "5.model < 1.0", "5.model_negative < 2.0", "6.model < 2.0"]
 
 
 def test_a_switch_is_followed_and_its_taker_decides(ask: Asked) -> None:

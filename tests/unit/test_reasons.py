@@ -12,14 +12,7 @@ import pytest
 
 from warmgraph_backends.building.answers import Failure, read_answer
 from warmgraph_backends.errors import BuildError, RequirementError
-from warmgraph_backends.reasons import (
-    ENGLISH,
-    NOTHING,
-    Reason,
-    joined,
-    of,
-    with_remedy,
-)
+from warmgraph_backends.reasons import ENGLISH, NOTHING, Reason, joined, of, with_remedy
 from warmgraph_backends.sessions.lines import line
 from warmgraph_backends.sessions.report import strict_problem
 

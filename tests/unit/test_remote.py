@@ -294,11 +294,7 @@ def test_nothing_but_its_owner_says_where_it_is_and_whose_keys_count(tmp_path: P
         for folder in folders
         for path in (root / folder).rglob("*.py")
         if any(name in path.read_text("utf-8") for name in names)
-    } == {
-        "backends/fleet/settings.py",
-        "backends/storing/public_keys.py",
-        "console/keys.py",
-    }
+    } == {"backends/fleet/settings.py", "backends/storing/public_keys.py", "console/keys.py"}
 
 
 def test_what_may_not_be_read_counts_as_missing_and_is_told_once(

@@ -155,16 +155,8 @@ def test_who_is_slower_is_told_why_where_that_is_known() -> None:
         ("building", {"seconds_left": None}, "Compiling SDXL: 3 of 5"),
         ("building", {"seconds_left": 89.0}, "Compiling SDXL: 3 of 5, about 89 s left"),
         ("building", {"seconds_left": 91.0}, "Compiling SDXL: 3 of 5, about 2 min left"),
-        (
-            "building",
-            {"paused": True},
-            "Compiling SDXL: 3 of 5, paused",
-        ),
-        (
-            "building",
-            {"done": 5},
-            "SDXL: loading compiled graphs",
-        ),
+        ("building", {"paused": True}, "Compiling SDXL: 3 of 5, paused"),
+        ("building", {"done": 5}, "SDXL: loading compiled graphs"),
         ("replayed", {}, "SDXL: nothing is compiled; whole steps are replayed from CUDA graphs"),
     ],
 )

@@ -163,9 +163,7 @@ def test_the_note_tells_every_model_its_folder_and_its_link(workflow: dict[str, 
 
 
 @pytest.mark.parametrize("key", templates.TEMPLATES)
-def test_the_templates_page_has_a_small_square_picture_of_each_that_is_up_to_date(
-    key: str,
-) -> None:
+def test_the_templates_page_has_a_small_square_picture_of_each_that_is_up_to_date(key: str) -> None:
     """The host looks for NAME.jpg beside NAME.json; `python -m dev.tools.thumbnails` draws them."""
     file = templates.path(key).with_suffix(".jpg")
     assert 4_000 < file.stat().st_size < 40_000

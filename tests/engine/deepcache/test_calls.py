@@ -63,8 +63,7 @@ _WITHIN = ("many tokens", "two of them", "area", "mask")
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow if n in _WITHIN else []) for n in COMBINED],
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in _WITHIN else []) for n in COMBINED]
 )
 def test_each_call_of_a_step_keeps_its_own(xl: Pair, name: str) -> None:
     make, calls = COMBINED[name]

@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from .cached import (
-    CALLS,
-    STEPS,
-    Pair,
-    cached,
-    evaluations,
-)
+from .cached import CALLS, STEPS, Pair, cached, evaluations
 from .sampling import step_of
 
 SLOW = pytest.mark.slow

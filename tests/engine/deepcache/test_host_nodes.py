@@ -12,16 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from .cached import (
-    CALLS,
-    Pair,
-    Patch,
-    Reference,
-    by_turns,
-    cached,
-    changed,
-    evaluations,
-)
+from .cached import CALLS, Pair, Patch, Reference, by_turns, cached, changed, evaluations
 
 SLOW = pytest.mark.slow
 NODES: dict[str, dict[str, Any]] = {

@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from .cached import (
-    CALLS,
-    Pair,
-    Reference,
-    cached,
-    changed,
-    evaluations,
-)
+from .cached import CALLS, Pair, Reference, cached, changed, evaluations
 
 #: DeepCache's other tests show what is compiled; these take minutes.
 pytestmark = pytest.mark.slow

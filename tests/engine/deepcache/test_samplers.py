@@ -120,9 +120,7 @@ def _custom(pair: Pair, function: Callable[..., torch.Tensor], **sampling: Any) 
     return sample
 
 
-def _euler(
-    number: Callable[[int, int], list[int]],
-) -> Callable[..., torch.Tensor]:
+def _euler(number: Callable[[int, int], list[int]]) -> Callable[..., torch.Tensor]:
     """A plain Euler sampler that calls back with the numbers that a function gives for a step."""
 
     def sample(

@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from .cached import (
-    CALLS,
-    Pair,
-    Patch,
-    Reference,
-    cached,
-)
+from .cached import CALLS, Pair, Patch, Reference, cached
 from .sampling import step_of
 
 

@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from .cached import (
-    CALLS,
-    Pair,
-    Patch,
-    changed,
-)
+from .cached import CALLS, Pair, Patch, changed
 
 #: DeepCache's other tests show what is compiled; these take minutes.
 pytestmark = pytest.mark.slow

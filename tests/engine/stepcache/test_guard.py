@@ -49,7 +49,13 @@ OUTSIDE = {
 }
 
 
-@pytest.mark.parametrize("name", names_of(MODULES, BOUNDARIES | OUTSIDE))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow if i % 4 else [])
+        for i, n in enumerate(names_of(MODULES, BOUNDARIES | OUTSIDE))
+    ],
+)
 def test_a_run_in_which_one_of_ours_raises_ends_as_the_hosts(
     xl: Pair, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
