@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +16,27 @@ from ..building.builder import Builder
 from ..building.claims import Claims
 from ..building.contract import BuildResult, Job
 from ..contract import Compiler, RegionSpec
-from ..errors import CancelledBuildError, GraphFileError, ManifestError, WarmgraphError
+from ..errors import CancelledBuildError, GraphFileError, WarmgraphError
 from ..events import Event, Events
 from ..fleet.remote import Remote
 from ..reasons import NOTHING, Reason, of, with_remedy
-from ..storing.graph_file import SUFFIX
 from ..storing.store import Store
 from ..target import keys
-from ..target.target import explain_target, target_name
+from ..target.target import target_name
 from .compiled_graph import (
     MAX_ATTEMPTS,
     CompiledGraph,
     Loaded,
     Outcome,
+    Refusal,
     State,
-    manifest_of,
-    validate_result,
-    validate_weights,
 )
-from .dump import dump_description, dump_graph
-from .outcomes import cost_of, loaded_of, raw_of, refusal_of, what_stays, words_of
+from .dump import dump_description
+from .loading import Loading
 
 logger = logging.getLogger(__name__)
 
 _CLOSED = of("closed")
-_NEIGHBOURS = 512  # files of one folder that are read, at most, to explain a miss
 
 
 class Graphs:
@@ -72,6 +67,7 @@ class Graphs:
         self._dump_folder = dump
         self._remote = remote
         self._store = store
+        self._loading = Loading(store, remote, dump)
         self._builder = builder
         self._claims = claims
         self._events = events
@@ -88,9 +84,11 @@ class Graphs:
         self.version = 0
         self.builds = 0
         self.loads = 0
-        #: Why nothing is kept on disk, as far as is known.
-        self.unkept: str | None = None
-        self._has_looked = False
+
+    @property
+    def unkept(self) -> str | None:
+        """Why nothing is kept on disk, as far as is known."""
+        return self._loading.unkept
 
     def graph(
         self, description: RegionSpec, backend: Compiler, target: dict[str, Any], card: int = 0
@@ -147,8 +145,8 @@ class Graphs:
                 elif graph.state is State.LOADING:
                     graph.folders += tuple(f for f in folders if f not in graph.folders)
                     graph.build_wanted |= build
-        for graph in sorted(wanted, key=cost_of, reverse=True):
-            self._hand_over(graph, self._load_or_build, graph)
+        for graph in sorted(wanted, key=lambda each: each.cost, reverse=True):
+            self._hand_over(graph, self._advance, graph)
 
     def settle(self) -> None:
         """Wait until everything requested so far was looked for on disk (builds may go on), and in
@@ -179,67 +177,66 @@ class Graphs:
             logger.debug("%s is not waited for: %s", graph.description.label, error)
             self._set(graph, Outcome(State.MISSING, _CLOSED))
 
-    def _load_or_build(
-        self, graph: CompiledGraph, first: bool = True, *, remote: bool = True
-    ) -> None:
-        """Look for a graph; afterwards somebody works on it, or it has a reason.
+    def _advance(self, graph: CompiledGraph, remote: bool = True) -> None:
+        """Bring a pending graph on by all that needs no waiting: a file is loaded, the remote store
+        is asked, another server's build awaited, or its own begun. What waits comes back here.
 
         Args:
-            remote: whether to look in the remote store as well; then it comes back here, without
-                waiting.
+            remote: whether the remote store is still to be asked.
         """
-        remote = remote and self._remote is not None
         try:
-            build: bool | None = None
-            while build is None:
+            if not graph.is_pending:  # dropped meanwhile
+                self._claims.release(graph.key)
+                return
+            is_settled = False
+            while not is_settled:
                 folders = graph.folders
-                if self._find(graph, folders, explain=not remote):
+                if self._find(graph, folders) or (remote and self._look_elsewhere(graph)):
                     return
-                if remote:
-                    remote = False
-                    if self._look_elsewhere(graph, first):
-                        return
-                    if not graph.build_wanted:
-                        continue  # to explain it
+                remote = False
+                if not graph.build_wanted:
+                    self._explain(graph, folders)
                 with self._lock:  # from here on another request finds the graph missing
-                    if graph.folders == folders:  # else more folders were named meanwhile
-                        build = graph.build_wanted
-                        state = State.BUILDING if build else State.MISSING
+                    is_settled = graph.folders == folders  # else more were named meanwhile
+                    if is_settled:
+                        state = State.BUILDING if graph.build_wanted else State.MISSING
                         graph.outcome = graph.outcome._replace(state=state, elsewhere=False)
-            if build:
-                self._claim_and_build(graph, first)
-            else:
+            if graph.state is State.MISSING:
                 self._set(graph, graph.outcome)
+            elif not self._claims.take(graph.key, self._later(graph), graph.target):
+                self._set(graph, graph.outcome._replace(elsewhere=True))
+            elif not self._has_arrived(graph, folders):
+                self._build(graph)
         except BaseException as error:  # the outermost frame, whatever a backend's code raises
             self._give_up(graph, of("gave_up", error=words_of(error)), error)
 
-    def _look_elsewhere(self, graph: CompiledGraph, first: bool) -> bool:
+    def _later(self, graph: CompiledGraph, *, remote: bool = True) -> Callable[[], None]:
+        return partial(self._hand_over, graph, self._advance, graph, remote)
+
+    def _look_elsewhere(self, graph: CompiledGraph) -> bool:
         """Have a graph looked for in the remote store; False if that is of no use now."""
-
-        def come_back() -> None:
-            if graph.is_pending:  # else dropped meanwhile
-                self._load_or_build(graph, first, remote=False)
-
-        def then() -> None:
-            self._hand_over(graph, _logged, come_back)
-
         if self._remote is None:
             return False
         self._look_at_store()
-        return self._remote.look(graph.key, graph.target, then)
+        return self._remote.look(graph.key, graph.target, self._later(graph, remote=False))
 
-    def _find(
-        self, graph: CompiledGraph, folders: tuple[Path, ...], *, explain: bool = True
-    ) -> bool:
-        """Load a graph from a file; if there is none, say why unless it is to be built."""
+    def _has_arrived(self, graph: CompiledGraph, folders: Sequence[Path]) -> bool:
+        """Load a graph whose file came between the look for it and the claim."""
+        is_there = graph.refused is None and self._store.find(graph.key) is not None
+        return is_there and self._find(graph, folders)
+
+    def _find(self, graph: CompiledGraph, folders: Sequence[Path]) -> bool:
+        """Load a graph from a file; False if none serves, noting why a file is not used."""
         reason: Reason | None = None
         remedy = NOTHING
         try:
-            if self._load(graph, folders):
+            if (loaded := self._loading.from_file(graph, folders)) is not None:
+                self.loads += 1
+                self._ready(graph, loaded)
                 return True
         except GraphFileError as error:
             # A file that must not be used is named, and built anew where that is allowed.
-            graph.refused = refusal_of(error)
+            graph.refused = Refusal.by(error)
             reason, remedy, _ = graph.refused
             if graph.build_wanted:  # else the sessions that wait for it report it
                 self._warn_once(with_remedy(reason, remedy or of("do_nothing_anew")))
@@ -247,12 +244,15 @@ class Graphs:
         except BaseException as error:
             logger.exception("Loading %s failed", graph.description.label)
             reason = of("loading_failed", error=words_of(error))
-        if explain and not graph.build_wanted:
-            if reason is None and graph.refused is not None:
-                reason, remedy, _ = graph.refused
-            reason = reason or self._explain_missing(graph, folders)
         graph.outcome = graph.outcome._replace(reason=reason, remedy=remedy)
         return False
+
+    def _explain(self, graph: CompiledGraph, folders: Sequence[Path]) -> None:
+        """Say why no file serves a graph that is not to be built."""
+        if graph.reason is None:
+            reason, remedy, _ = graph.refused or (None, NOTHING, None)
+            reason = reason or self._loading.why_missing(graph, folders)
+            graph.outcome = graph.outcome._replace(reason=reason, remedy=remedy)
 
     def _give_up(self, graph: CompiledGraph, why: Reason, error: BaseException) -> None:
         """Fail a graph at the boundary of a thread, if nothing else has ended it."""
@@ -271,68 +271,18 @@ class Graphs:
             self._detailed.add(mark)
             logger.info("Warmgraph: %s, in detail:", what, exc_info=error)
 
-    def _claim_and_build(self, graph: CompiledGraph, first: bool) -> None:
-        """Build a graph, or have it looked for again when another server has built it."""
-
-        def look_again(first: bool = True) -> None:
-            if graph.state is State.BUILDING:
-                self._load_or_build(graph, first)
-            else:  # dropped meanwhile
-                self._claims.release(graph.key)
-
-        elsewhere = not self._claims.take(
-            graph.key, lambda: self._hand_over(graph, _logged, look_again), graph.target
-        )
-        if elsewhere:
-            self._set(graph, graph.outcome._replace(state=State.BUILDING, elsewhere=True))
-        elif first and graph.refused is None and self._store.find(graph.key) is not None:
-            look_again(first=False)  # it arrived between the look and the claim
-        else:
-            self._build(graph)
-
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
             logger.warning("%s", text)
-
-    def _load(self, graph: CompiledGraph, folders: tuple[Path, ...]) -> bool:
-        started = time.perf_counter()
-        file = self._store.load(graph.key, folders)
-        if file is None:
-            return False
-        facts = file.manifest.facts
-        try:
-            validate_weights(graph, facts)
-        except ManifestError as error:
-            raise GraphFileError(
-                of("file_unlike_part", path=file.path, error=error.reason),
-                remedy=of("do_nothing_again"),
-            ) from error
-        call = graph.backend.load(file.payload, graph.card)
-        self._dump(graph, file.payload)
-        size = None
-        with suppress(OSError):  # another process may have evicted it by now
-            size = file.path.stat().st_size
-        loaded = loaded_of(call, facts, file.manifest.payload.sha256, file.manifest.build_seconds)
-        took_ms = (time.perf_counter() - started) * 1e3
-        self.loads += 1
-        self._ready(graph, loaded._replace(source="loaded", load_ms=took_ms, bytes=size))
-        return True
 
     def _ready(self, graph: CompiledGraph, loaded: Loaded) -> None:
         graph.refused = None
         self._set(graph, Outcome(State.READY, loaded=loaded))
 
     def _look_at_store(self) -> None:
-        """Report before anything is built or fetched whether it can be kept; a complete store need
-        not be writable.
-        """
-        if self._has_looked:
-            return
-        self._has_looked = True
-        self.unkept = self._store.why_unwritable()
-        if self.unkept is not None:
-            logger.warning("What is compiled is not kept on disk: %s", self.unkept)
+        """Report before anything is built or fetched whether it can be kept."""
+        if self._loading.looks_unkept():
             self._note_change()
 
     def _build(self, graph: CompiledGraph) -> None:
@@ -350,7 +300,7 @@ class Graphs:
         }
         if self._dump_folder is not None:
             task["dump"] = str(dump_description(self._dump_folder, graph))
-        job = Job(key=graph.key, label=graph.description.label, cost=cost_of(graph), task=task)
+        job = Job(key=graph.key, label=graph.description.label, cost=graph.cost, task=task)
         self._set(graph, graph.outcome._replace(state=State.BUILDING, elsewhere=False))
         future = self._building.get(graph.key) or self._builder.submit(job)
         self._building[graph.key] = future
@@ -376,7 +326,7 @@ class Graphs:
                 graph.attempts = MAX_ATTEMPTS
                 self._warn_once(of("until_restart", why=error.told))
             else:
-                logger.warning("%s: %s", what_stays(graph), reason)
+                logger.warning("%s runs at normal speed: %s", graph.description.label, reason)
             self._detail(f"the build of {graph.description.label} failed", error)
             self._set(graph, Outcome(State.FAILED, of("compiling_failed", why=reason)))
             return
@@ -384,72 +334,24 @@ class Graphs:
         try:
             loaded = self._keep(graph, result)
         except WarmgraphError as failure:
-            logger.warning("%s: %s", what_stays(graph), failure)
+            logger.warning("%s runs at normal speed: %s", graph.description.label, failure)
             self._detail(f"{graph.description.label} was built and is not used", failure)
             graph.drop(failure.reason)
             self._set(graph, graph.outcome)
             return
         self._ready(graph, loaded)
 
-    def _kept(self, graph: CompiledGraph, result: BuildResult) -> Loaded | None:
-        """Use a build also for another card that waited for it."""
-        others = (g.loaded for g in self._snapshot() if g.key == graph.key and g is not graph)
-        same = (each for each in others if each and each.payload_sha256 == result.payload.sha256)
-        return next(same, None)
-
     def _keep(self, graph: CompiledGraph, result: BuildResult) -> Loaded:
-        """Load a fresh graph and put its file into the store; without a disk it lives in memory."""
-        facts, seconds = validate_result(graph, result)
-        raw = raw_of(result)
-        call, size = graph.backend.load(raw, graph.card), None
-        if (kept := self._kept(graph, result)) is not None:
-            return kept._replace(call=call)
+        """Load and keep a build, once for all cards that waited for it."""
+        graphs = self._snapshot()
+        others = (g.loaded for g in graphs if g.key == graph.key and g is not graph)
+        for kept in others:
+            if kept is not None and kept.payload_sha256 == result.payload.sha256:
+                return kept._replace(call=self._loading.from_build(graph, result, keep=None).call)
+        ready = [g.key for g in graphs if g.state is State.READY]
+        loaded = self._loading.from_build(graph, result, keep=ready)
         self.builds += 1
-        self._dump(graph, raw)
-        manifest = manifest_of(graph, facts, seconds)
-        try:
-            path = self._store.put(manifest, result.payload)
-            size = path.stat().st_size
-            if self._remote is not None:
-                self._remote.push(path, graph.key, graph.target)
-            self._store.evict(keep=[g.key for g in self._snapshot() if g.state is State.READY])
-            self.unkept = None
-        except (GraphFileError, OSError) as error:
-            if self.unkept is None:
-                logger.warning("%s is not kept on disk: %s", graph.description.label, error)
-            told = error.told if isinstance(error, GraphFileError) else str(error)
-            self.unkept = Reason.plain(told)
-        loaded = loaded_of(call, facts, result.payload.sha256, seconds)
-        return loaded._replace(source="built", bytes=size)
-
-    def _dump(self, graph: CompiledGraph, payload: bytes) -> None:
-        if self._dump_folder is not None:
-            dump_graph(self._dump_folder, graph, payload)
-
-    def _explain_missing(self, graph: CompiledGraph, folders: Sequence[Path]) -> Reason:
-        """Say why no file serves: none at all, or one for another target or another host."""
-        for path in self._similar(folders):
-            try:
-                manifest = self._store.read_manifest(path, kind=graph.description.label)
-            except GraphFileError as error:
-                logger.debug("Passed over while a miss was explained: %s", error)
-                continue
-            if manifest is None:
-                continue
-            target = keys.target(graph.description.device, graph.backend, graph.card)
-            lines = explain_target(manifest.target, target)
-            lines += keys.explain_structure(manifest, graph.description)
-            if lines:
-                return of("no_file_fits", why=lines[:3])
-        return of("no_file")
-
-    def _similar(self, folders: Sequence[Path]) -> list[Path]:
-        found: list[Path] = []
-        for folder in (*folders, self._store.root):
-            with suppress(OSError):  # it is gone, or no folder
-                names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
-                found += [Path(folder) / name for name in names[:_NEIGHBOURS]]
-        return found
+        return loaded
 
     def _snapshot(self) -> list[CompiledGraph]:
         with self._lock:
@@ -470,6 +372,12 @@ class Graphs:
         self.version = next(self._versions)
         with suppress(RuntimeError):  # closed meanwhile
             self._loader.submit(self._events.publish, Event.GRAPH_CHANGED)
+
+
+def words_of(error: BaseException) -> Reason:
+    """An error in one line; some have no text."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return Reason.plain(text or type(error).__name__)
 
 
 def _logged(task: Callable[..., None], *arguments: Any) -> None:
