@@ -7,8 +7,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,55 +19,33 @@ from .answers import (
     Failure,
     Measure,
     Result,
-    WorkerError,
     built_of,
     read_answer,
     read_greeting,
 )
-from .contract import BuildResult, Job
+from .contract import BuildResult
+from .jobs import Entry
 from .messages import ProtocolError
 from .pacing import MeasuringGate
 from .worker_process import DeadWorkerError, Keeper, WorkerProcess
-
-__all__ = ["BuildResult", "Desk", "Entry", "Job", "WorkerError", "WorkerThread"]
 
 logger = logging.getLogger(__name__)
 
 _LEAVE_S = 5.0
 
 
-@dataclass(eq=False)
-class Entry:
-    """A job with its number, the Future of those who wait for it, when it was handed out, whether
-    it was taken back once, whether the user wants it no more, and whether another machine has it.
-    """
-
-    job: Job
-    number: int
-    future: Future[BuildResult] = field(default_factory=Future)
-    started: float | None = None
-    returned: bool = False
-    cancelled: bool = False
-    lent: bool = False
-
-
 class Desk(Protocol):
-    """What a worker's thread asks of the builder."""
+    """What a worker's thread asks of its builder."""
 
-    def take(self, thread: WorkerThread) -> Entry | None:
-        """Wait for a job; None when the worker is to go."""
+    def hand_out(self, thread: WorkerThread) -> Entry | None: ...
 
-    def put_back(self, entry: Entry) -> bool:
-        """Take back a job that never reached its worker; False the second time."""
+    def put_back(self, entry: Entry) -> bool: ...
 
-    def finish(self, entry: Entry, outcome: BuildResult | BuildError) -> None:
-        """End a job."""
+    def finish(self, entry: Entry, outcome: BuildResult | BuildError) -> None: ...
 
-    def ready(self, thread: WorkerThread) -> None:
-        """A worker has started well."""
+    def ready(self) -> None: ...
 
-    def gone(self, thread: WorkerThread, failure: BuildError | None) -> None:
-        """A worker is gone; `failure` says why when it never got ready."""
+    def gone(self, thread: WorkerThread, failure: BuildError | None) -> None: ...
 
 
 class WorkerThread:
@@ -144,8 +120,8 @@ class WorkerThread:
         try:
             process = self._begin()
             self.is_ready = True
-            self._desk.ready(self)
-            while (entry := self._desk.take(self)) is not None:
+            self._desk.ready()
+            while (entry := self._desk.hand_out(self)) is not None:
                 if not process.alive() and self._desk.put_back(entry):
                     break
                 if not self._build(process, entry):

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends.building.builder import Builder, BuildResult, Job
+from warmgraph_backends.building.builder import Builder
+from warmgraph_backends.building.contract import BuildResult, Job
 from warmgraph_backends.errors import BuildError
 from warmgraph_backends.storing.manifest import MAX_PAYLOAD_BYTES
 

@@ -24,8 +24,8 @@ import pytest
 from warmgraph_backends.building.answers import AnswerError, read_answer, read_greeting
 from warmgraph_backends.building.builder import Builder
 from warmgraph_backends.building.claims import Claims
+from warmgraph_backends.building.contract import BuildResult, Job
 from warmgraph_backends.building.messages import ProtocolError, encode_message, read_message
-from warmgraph_backends.building.worker_thread import BuildResult, Job
 from warmgraph_backends.errors import BuildError, GraphFileError, ManifestError
 from warmgraph_backends.events import Events
 from warmgraph_backends.graphs.compiled_graph import CompiledGraph, State, manifest_of

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from warmgraph_backends.building.builder import Job, WorkerError
+from warmgraph_backends.building.answers import WorkerError
+from warmgraph_backends.building.contract import Job
 
 from ..workers import wait_until, worker_pids
 from .jobs import error_of, job, result_of, starts
