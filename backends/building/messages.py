@@ -7,7 +7,7 @@ skipped up to `MARK`.
     builder -> worker   {"argv", "host", "cwd", "cache", "spool", ...}: the hello, once
                         {"job": number, "task": {...}}
                         {"measure": "granted"}
-                        {"leave": true}: the last one; the builder clears up behind the worker
+                        the end of the stream: the worker is to end
     worker -> builder   `MARK`, then {"ready": pid, "seconds"} or {"unfit": words, "trace"}, once
                         {"measure": "begin"} and, after it was granted, {"measure": "end"}
                         {"job", "ok": true, "file", "sha256", "raw_bytes", "facts", "seconds"}

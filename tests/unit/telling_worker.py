@@ -26,8 +26,6 @@ def read() -> dict[str, Any]:
     if len(header) < 4:
         sys.exit(0)
     message: dict[str, Any] = json.loads(incoming.read(struct.unpack(">I", header)[0]))
-    if message.get("leave"):
-        sys.exit(0)
     return message
 
 

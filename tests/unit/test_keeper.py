@@ -15,7 +15,8 @@ from typing import NamedTuple
 import pytest
 
 from warmgraph_backends.building import worker_process as processes
-from warmgraph_backends.building.builder import Builder, Job
+from warmgraph_backends.building.builder import Builder
+from warmgraph_backends.building.contract import Job
 from warmgraph_backends.cleanup import keeper, temporary
 
 from .workers import lives, wait_until, worker_pids
