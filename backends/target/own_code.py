@@ -28,6 +28,7 @@ MAKERS = (
     "operators/call_context.py",
     "operators/attention_layer.py",
     "plans/describe.py",
+    "plans/region_code.py",
     "operators/host_layer.py",
     "kinds/layout.py",
     "operators/live_arguments.py",

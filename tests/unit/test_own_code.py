@@ -35,6 +35,7 @@ ELSEWHERE = {
     "plans/pairs.py": "forms, as in families",
     "plans/symbols.py": "sizes of forms, which are in descriptions",
     "plans/plan.py": "what a form computes is hashed function by function, too",
+    "plans/specs.py": "what it says of a kind is in the key itself",
     "building/messages.py": "carries bytes from one process to the other",
     "storing/": "what files say of graphs, with format numbers of their own",
     "cleanup/": "folders and their owners",
@@ -82,7 +83,6 @@ ELSEWHERE = {
     "torch_api/payload.py": "reads graphs for people",
     "torch_api/present.py": "says whether anything can be built",
     "torch_api/version_files.py": "makes the target",
-    "worker/notebook.py": "writes down what was built, for people",
     "code/transplant.py": "the worker compares what it leaves behind with the key's sources",
 }
 
