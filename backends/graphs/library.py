@@ -6,14 +6,14 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..building.builder import Builder
-from ..building.claims import Claims
+from ..building.claims import POLL_S, Claims
 from ..building.contract import BuildResult, Job
 from ..contract import Compiler, RegionSpec
 from ..errors import CancelledBuildError, GraphFileError, WarmgraphError
@@ -33,6 +33,7 @@ from .compiled_graph import (
 )
 from .dump import dump_description
 from .loading import Loading
+from .said import Said
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +77,11 @@ class Graphs:
         self._graphs: dict[tuple[str, int], CompiledGraph] = {}
         #: Builds that have not come to their end, by key; of the loader's thread.
         self._building: dict[str, Future[BuildResult]] = {}
-        self._warned: set[str] = set()
-        self._detailed: set[str] = set()
+        self._said = Said()
+        self._closed = threading.Event()
+        #: What other servers build, and whether a thread looks at that; of the loader's thread.
+        self._awaited: list[CompiledGraph] = []
+        self._is_watching = False
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="warmgraph-load")
         self._versions = itertools.count(1)
         #: Another number after each change of a state; sessions compare it before each step.
@@ -146,7 +150,7 @@ class Graphs:
                     graph.folders += tuple(f for f in folders if f not in graph.folders)
                     graph.build_wanted |= build
         for graph in sorted(wanted, key=lambda each: each.cost, reverse=True):
-            self._hand_over(graph, self._advance, graph)
+            self._hand_over(graph, self._step, self._advance)
 
     def settle(self) -> None:
         """Wait until everything requested so far was looked for on disk (builds may go on), and in
@@ -159,6 +163,7 @@ class Graphs:
 
     def close(self) -> None:
         """Stop loading; the builder is closed by its owner."""
+        self._closed.set()
         self._claims.close()
         self._loader.shutdown(wait=False, cancel_futures=True)
         for graph in self._snapshot():
@@ -172,7 +177,7 @@ class Graphs:
     def _hand_over(self, graph: CompiledGraph, task: Callable[..., None], *arguments: Any) -> None:
         """Have the loader's thread do something for a pending graph."""
         try:
-            self._loader.submit(task, *arguments)
+            self._loader.submit(task, graph, *arguments)
         except RuntimeError as error:  # it takes no more tasks
             logger.debug("%s is not waited for: %s", graph.description.label, error)
             self._set(graph, Outcome(State.MISSING, _CLOSED))
@@ -184,46 +189,71 @@ class Graphs:
         Args:
             remote: whether the remote store is still to be asked.
         """
-        try:
-            if not graph.is_pending:  # dropped meanwhile
-                self._claims.release(graph.key)
+        is_settled = False
+        while not is_settled:
+            folders = graph.folders
+            if self._find(graph, folders) or (remote and self._look_elsewhere(graph)):
                 return
-            is_settled = False
-            while not is_settled:
-                folders = graph.folders
-                if self._find(graph, folders) or (remote and self._look_elsewhere(graph)):
-                    return
-                remote = False
-                if not graph.build_wanted:
-                    self._explain(graph, folders)
-                with self._lock:  # from here on another request finds the graph missing
-                    is_settled = graph.folders == folders  # else more were named meanwhile
-                    if is_settled:
-                        state = State.BUILDING if graph.build_wanted else State.MISSING
-                        graph.outcome = graph.outcome._replace(state=state, elsewhere=False)
-            if graph.state is State.MISSING:
-                self._set(graph, graph.outcome)
-            elif not self._claims.take(graph.key, self._later(graph), graph.target):
+            remote = False
+            if not graph.build_wanted:
+                self._explain(graph, folders)
+            with self._lock:  # from here on another request finds the graph missing
+                is_settled = graph.folders == folders  # else more were named meanwhile
+                if is_settled:
+                    state = State.BUILDING if graph.build_wanted else State.MISSING
+                    graph.outcome = graph.outcome._replace(state=state, elsewhere=False)
+        if graph.state is State.MISSING:
+            self._set(graph, graph.outcome)
+        else:
+            self._claim(graph)
+
+    def _claim(self, graph: CompiledGraph) -> None:
+        """Build a graph, or load it, unless another server builds it."""
+        if not self._claims.take(graph.key, graph.target):
+            if not graph.is_elsewhere:
                 self._set(graph, graph.outcome._replace(elsewhere=True))
-            elif not self._has_arrived(graph, folders):
-                self._build(graph)
+            self._awaited.append(graph)
+            if not self._is_watching:
+                self._is_watching = True
+                threading.Thread(target=self._watch, name="warmgraph-claims", daemon=True).start()
+        elif not self._has_arrived(graph):
+            self._build(graph)
+
+    def _watch(self) -> None:
+        """Claim what other servers build again and again, until nothing is left."""
+        with suppress(RuntimeError, CancelledError):  # closed meanwhile
+            while not self._closed.wait(POLL_S) and self._loader.submit(self._claim_again).result():
+                pass
+
+    def _claim_again(self) -> bool:
+        awaited, self._awaited = self._awaited, []
+        for graph in awaited:
+            self._step(graph, self._claim)
+        self._is_watching = bool(self._awaited)
+        return self._is_watching
+
+    def _step(self, graph: CompiledGraph, task: Callable[..., None], *arguments: Any) -> None:
+        """Do something for a graph, if it has not been dropped meanwhile."""
+        try:
+            if graph.is_pending:
+                task(graph, *arguments)
+            else:
+                self._claims.release(graph.key)
         except BaseException as error:  # the outermost frame, whatever a backend's code raises
             self._give_up(graph, of("gave_up", error=words_of(error)), error)
-
-    def _later(self, graph: CompiledGraph, *, remote: bool = True) -> Callable[[], None]:
-        return partial(self._hand_over, graph, self._advance, graph, remote)
 
     def _look_elsewhere(self, graph: CompiledGraph) -> bool:
         """Have a graph looked for in the remote store; False if that is of no use now."""
         if self._remote is None:
             return False
         self._look_at_store()
-        return self._remote.look(graph.key, graph.target, self._later(graph, remote=False))
+        come_back = partial(self._hand_over, graph, self._step, self._advance, False)
+        return self._remote.look(graph.key, graph.target, come_back)
 
-    def _has_arrived(self, graph: CompiledGraph, folders: Sequence[Path]) -> bool:
-        """Load a graph whose file came between the look for it and the claim."""
-        is_there = graph.refused is None and self._store.find(graph.key) is not None
-        return is_there and self._find(graph, folders)
+    def _has_arrived(self, graph: CompiledGraph) -> bool:
+        """Load a graph whose file came before it was claimed."""
+        is_there = (graph.is_elsewhere or graph.refused is None) and self._store.find(graph.key)
+        return bool(is_there) and self._find(graph, graph.folders)
 
     def _find(self, graph: CompiledGraph, folders: Sequence[Path]) -> bool:
         """Load a graph from a file; False if none serves, noting why a file is not used."""
@@ -239,8 +269,8 @@ class Graphs:
             graph.refused = Refusal.by(error)
             reason, remedy, _ = graph.refused
             if graph.build_wanted:  # else the sessions that wait for it report it
-                self._warn_once(with_remedy(reason, remedy or of("do_nothing_anew")))
-            self._detail(f"{graph.description.label} was not loaded", error)
+                self._said.warn(with_remedy(reason, remedy or of("do_nothing_anew")))
+            self._said.detail(f"{graph.description.label} was not loaded", error)
         except BaseException as error:
             logger.exception("Loading %s failed", graph.description.label)
             reason = of("loading_failed", error=words_of(error))
@@ -260,35 +290,18 @@ class Graphs:
         if graph.state is not State.READY:
             self._set(graph, Outcome(State.FAILED, why))
 
-    def _detail(self, what: str, error: BaseException) -> None:
-        """Write an error's causes to the log, a worker's trace among them; the same ones once."""
-        if error.__cause__ is None:
-            return
-        cause = str(error.__cause__)
-        frames = [line for line in cause.splitlines() if line.startswith('  File "')]
-        mark = "\n".join(frames) or cause
-        if mark not in self._detailed:
-            self._detailed.add(mark)
-            logger.info("Warmgraph: %s, in detail:", what, exc_info=error)
-
-    def _warn_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            logger.warning("%s", text)
-
     def _ready(self, graph: CompiledGraph, loaded: Loaded) -> None:
         graph.refused = None
         self._set(graph, Outcome(State.READY, loaded=loaded))
 
     def _look_at_store(self) -> None:
-        """Report before anything is built or fetched whether it can be kept."""
-        if self._loading.looks_unkept():
+        if self._loading.looks_unkept():  # to be told before anything is built or fetched
             self._note_change()
 
     def _build(self, graph: CompiledGraph) -> None:
         needs = graph.backend.needs_to_build(graph.description.device)
         if (unmet := next((need for need in needs if not need.met), None)) is not None:
-            self._warn_once(of("nothing_compiles", why=with_remedy(unmet.reason, unmet.remedy)))
+            self._said.warn(of("nothing_compiles", why=with_remedy(unmet.reason, unmet.remedy)))
             self._set(graph, Outcome(State.FAILED, of("compiling_failed", why=unmet.reason)))
             return
         self._look_at_store()
@@ -304,7 +317,7 @@ class Graphs:
         self._set(graph, graph.outcome._replace(state=State.BUILDING, elsewhere=False))
         future = self._building.get(graph.key) or self._builder.submit(job)
         self._building[graph.key] = future
-        future.add_done_callback(lambda done: self._hand_over(graph, self._arrived, graph, done))
+        future.add_done_callback(lambda done: self._hand_over(graph, self._arrived, done))
 
     def _arrived(self, graph: CompiledGraph, future: Future[BuildResult]) -> None:
         """Take a build's outcome; whatever it is, the graph is not building afterwards."""
@@ -324,10 +337,10 @@ class Graphs:
             reason = error.reason if isinstance(error, WarmgraphError) else words_of(error)
             if isinstance(error, WarmgraphError) and error.final:
                 graph.attempts = MAX_ATTEMPTS
-                self._warn_once(of("until_restart", why=error.told))
+                self._said.warn(of("until_restart", why=error.told))
             else:
                 logger.warning("%s runs at normal speed: %s", graph.description.label, reason)
-            self._detail(f"the build of {graph.description.label} failed", error)
+            self._said.detail(f"the build of {graph.description.label} failed", error)
             self._set(graph, Outcome(State.FAILED, of("compiling_failed", why=reason)))
             return
         result = future.result()
@@ -335,7 +348,7 @@ class Graphs:
             loaded = self._keep(graph, result)
         except WarmgraphError as failure:
             logger.warning("%s runs at normal speed: %s", graph.description.label, failure)
-            self._detail(f"{graph.description.label} was built and is not used", failure)
+            self._said.detail(f"{graph.description.label} was built and is not used", failure)
             graph.drop(failure.reason)
             self._set(graph, graph.outcome)
             return
