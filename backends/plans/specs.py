@@ -12,7 +12,7 @@ import torch
 from ..code.replaced import describe_packs
 from ..code.sources import fingerprint
 from ..code.watch import Watch
-from ..compilers.rewrites import rewritten
+from ..compilers.replacements import rewritten
 from ..contract import InputSpec, RegionSpec, Symbol
 from ..host_api import attention, kitchen, layers
 from ..operators.live_parts import Live, called_live

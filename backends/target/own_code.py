@@ -18,6 +18,7 @@ from typing import TypeGuard
 #: through what a build imports, and says why each other module is not here.
 MAKERS = (
     "compilers/lowering.py",
+    "compilers/replacements.py",
     "compilers/rewrites.py",
     "host_api/activations.py",
     "host_api/attention.py",

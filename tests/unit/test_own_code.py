@@ -218,7 +218,7 @@ def test_modules_may_be_moved_and_renamed(copied: Path) -> None:
         ("kernels/group_moments.py", "width: tl.constexpr", "width"),
         ("kernels/int8_product.py", "Tile(128, 256, 64, 8, 4)", "Tile(128, 256, 64, 8, 3)"),
         ("kernels/norms.py", "_SIDES = (2, 3)", "_SIDES = (3, 2)"),
-        ("compilers/rewrites.py", "correction=0", "correction=1"),
+        ("compilers/replacements.py", "correction=0", "correction=1"),
         ("torch_api/packing.py", "protocol=4", "protocol=5"),
         ("torch_api/lean_source.py", '"triton", ', ""),
         ("kinds/layout.py", "strides.insert(1, 1)", "strides.insert(1, 2)"),
