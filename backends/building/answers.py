@@ -15,7 +15,6 @@ from ..errors import BuildError, ManifestError
 from ..reasons import ENGLISH, Reason, of
 from ..storing.graph_file import CompressedPayload
 from ..storing.manifest import (
-    MAX_PAYLOAD_BYTES,
     check_plain,
     read_payload_bytes,
     read_seconds,
@@ -49,10 +48,10 @@ class Measure(str, Enum):
 
 
 class Result(NamedTuple):
-    """A job is done: its file in the spool with its hash, what it unpacks to, facts, seconds."""
+    """A job is done: its payload's hash, size as packed and unpacked, facts, seconds."""
 
-    file: str
     sha256: str
+    packed_bytes: int
     raw_bytes: int
     facts: dict[str, Any]
     seconds: float
@@ -108,7 +107,7 @@ def built_of(key: str, result: Result, data: bytes) -> BuildResult:
     Raises:
         AnswerError: they are not what it says.
     """
-    if len(data) > MAX_PAYLOAD_BYTES or hashlib.sha256(data).hexdigest() != result.sha256:
+    if hashlib.sha256(data).hexdigest() != result.sha256:
         raise AnswerError("its payload is not what the worker made")
     payload = CompressedPayload(data, result.sha256, result.raw_bytes)
     return BuildResult(key, payload, result.facts, result.seconds)
@@ -122,8 +121,8 @@ def _measure(message: dict[str, Any]) -> Measure:
 
 def _result(message: dict[str, Any]) -> Result:
     return Result(
-        _field(message, "file", str),
         _field(message, "sha256", str),
+        read_payload_bytes(message.get("packed_bytes"), "packed_bytes"),
         read_payload_bytes(message.get("raw_bytes"), "raw_bytes"),
         _field(message, "facts", dict),
         read_seconds(message.get("seconds")),

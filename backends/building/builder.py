@@ -58,7 +58,7 @@ class Builder(Jobs):
         Args:
             hello: JSON-plain data that every worker gets first; "cwd" is its working directory,
                 "threads" (default 1) the threads of its libraries; "cache" and "spool" are added.
-            spool: private folder through which results travel; made if missing.
+            spool: private folder for what workers remember; made if missing.
             workers: upper bound of the workers, asked when there are jobs and no worker lives
                 (their own memory would weigh in the answer).
             time_limit_s: seconds that a job may take, asked for each job; waiting for permission to
@@ -72,9 +72,9 @@ class Builder(Jobs):
             script: the worker script; default that of the room `worker`.
         """
         super().__init__()
-        self._hello = hello
+        self._hello = {**hello, "spool": str(spool)}
         self._spool = spool
-        self._keeper = Keeper(spool)
+        self._keeper = Keeper()
         self._workers = workers
         self._time_limit_s = time_limit_s
         self._idle_s = idle_s
@@ -247,7 +247,6 @@ class Builder(Jobs):
                 self,
                 script=self._script,
                 hello=self._hello,
-                spool=self._spool,
                 keeper=self._keeper,
                 gate=self._gate,
                 time_limit_s=self._time_limit_s,

@@ -23,7 +23,7 @@ from typing import IO, Any, BinaryIO, cast
 from ..cleanup import owners, temporary
 from ..cleanup.keeper import VARIABLE, end_processes_of
 from ..reasons import Reason, of
-from .messages import REMEMBERED, RESULT, ProtocolError, read_message, skip_noise, write_message
+from .messages import REMEMBERED, ProtocolError, read_message, skip_noise, write_message
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +127,17 @@ class WorkerProcess:
             raise DeadWorkerError(self._obituary())
         return message
 
+    def receive_bytes(self, count: int) -> bytes:
+        """Wait for bytes that follow a message.
+
+        Raises:
+            DeadWorkerError: the stream ended before.
+        """
+        data = self._stdout.read(count)
+        if len(data) < count:
+            raise DeadWorkerError(self._obituary())
+        return data
+
     def alive(self) -> bool:
         """Say whether the process runs."""
         return not self._reap(0.0)
@@ -205,13 +216,8 @@ class Keeper:
     There is one as long as there are workers. Safe to use from any thread.
     """
 
-    def __init__(self, spool: Path) -> None:
-        """Set up; nothing is started yet.
-
-        Args:
-            spool: the folder that results travel through.
-        """
-        self._spool = os.path.abspath(spool)
+    def __init__(self) -> None:
+        """Set up; nothing is started yet."""
         self._lock = threading.Lock()
         self._folders: set[Path] = set()
         self._process: subprocess.Popen[bytes] | None = None
@@ -225,7 +231,7 @@ class Keeper:
             self._folders.add(folder)
             if self._process is not None and self._process.poll() is None:
                 return
-            words = (KEEPER.resolve(), os.getpid(), self._spool, folder.parent, owners.me())
+            words = (KEEPER.resolve(), os.getpid(), folder.parent, owners.me())
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", *map(str, words)],
@@ -287,25 +293,15 @@ def sweep_aside(spool: Path) -> None:
 
 
 def sweep(spool: Path) -> None:
-    """Remove what killed processes left behind, and what is to be tried anew now and then:
-    temporary folders and results of those that have ended, and what workers remember once it is
-    two days old.
+    """Remove what killed processes left behind, and what is to be tried anew now and then: what
+    workers remember once it is two days old.
     """
     temporary.sweep()
     before = time.time() - temporary.STALE_SECONDS
-    with contextlib.suppress(OSError), os.scandir(spool) as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                changed = entry.stat(follow_symlinks=False).st_mtime
-                if entry.name.endswith(REMEMBERED):
-                    left = changed < before
-                elif entry.name.endswith(RESULT):
-                    owner = temporary.owner_of(entry.name.removesuffix(RESULT).rpartition(".")[0])
-                    left = temporary.is_abandoned(owner, changed)
-                else:
-                    left = False
-                if left:
-                    os.unlink(entry.path)
+    with contextlib.suppress(OSError):
+        for path in spool.glob(f"*{REMEMBERED}"):
+            if path.lstat().st_mtime < before:
+                path.unlink()
 
 
 def _environment(base: Mapping[str, str], cache: Path, threads: int) -> dict[str, str]:

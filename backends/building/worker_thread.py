@@ -12,8 +12,6 @@ from typing import Any, Protocol
 
 from ..errors import BuildError
 from ..reasons import NOTHING, Reason, of
-from ..storing.files import open_regular
-from ..storing.manifest import MAX_PAYLOAD_BYTES
 from .answers import (
     AnswerError,
     Failure,
@@ -57,7 +55,6 @@ class WorkerThread:
         *,
         script: Path,
         hello: dict[str, Any],
-        spool: Path,
         keeper: Keeper,
         gate: MeasuringGate,
         time_limit_s: Callable[[], float],
@@ -67,7 +64,6 @@ class WorkerThread:
         self._desk = desk
         self._script = script
         self._hello = hello
-        self._spool = spool
         self._keeper = keeper
         self._gate = gate
         self._time_limit_s = time_limit_s
@@ -156,7 +152,7 @@ class WorkerThread:
             raise DeadWorkerError(sentence)
         limit = self._start_limit_s
         self._set_deadline(limit, of("worker_not_ready", limit=f"{limit:g}"))
-        process.send({**self._hello, "cache": str(process.cache), "spool": str(self._spool)})
+        process.send({**self._hello, "cache": str(process.cache)})
         answer = process.receive()
         self._set_deadline(None)
         read_greeting(answer)
@@ -167,8 +163,6 @@ class WorkerThread:
         process = self._process
         if process:
             process.end(grace_s=0.0 if self.condemned else _LEAVE_S)
-            for left in self._spool.glob(f"{process.cache.name}.*"):
-                left.unlink(missing_ok=True)  # written, but its worker died before it said so
 
     def _build(self, process: WorkerProcess, entry: Entry) -> bool:
         """Have one job done and end it whatever happens; False if the worker must not go on."""
@@ -181,7 +175,8 @@ class WorkerThread:
                 # What it leaves behind (a broken CUDA context, say) must not fail the next job too.
                 outcome, usable = answer.error, answer.clean
             else:
-                outcome, usable = self._read_result(process, entry, answer), True
+                data = process.receive_bytes(answer.packed_bytes)
+                outcome, usable = built_of(entry.job.key, answer, data), True
         except AnswerError as error:
             reason = of("no_answer", label=label, error=error)
             outcome = _caused(BuildError(reason), error)
@@ -242,24 +237,6 @@ class WorkerThread:
             self._gate.release()
             raise
         return True
-
-    def _read_result(self, process: WorkerProcess, entry: Entry, result: Result) -> BuildResult:
-        """Take a worker's file out of the spool.
-
-        Raises:
-            AnswerError: it is not the file that the worker says, or not this worker's to give.
-            OSError: it cannot be read.
-        """
-        file = self._spool / result.file
-        if file.name != result.file or not file.name.startswith(f"{process.cache.name}."):
-            raise AnswerError(f"the file {ascii(result.file)[:80]} is not this worker's")
-        try:
-            with open_regular(file) as opened:
-                data = opened.read(MAX_PAYLOAD_BYTES + 1)
-        finally:
-            with contextlib.suppress(OSError):
-                file.unlink()
-        return built_of(entry.job.key, result, data)
 
 
 def _caused(outcome: BuildError, cause: BaseException) -> BuildError:

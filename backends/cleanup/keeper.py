@@ -1,9 +1,9 @@
 """A small process that outlives its server only to clear up behind it, on Linux:
-`python -I -S keeper.py PID SPOOL TEMP OWNER`.
+`python -I -S keeper.py PID TEMP OWNER`.
 
 When the server with this number is gone (a fork of it may hold the pipe open), the owner's folders
-in TEMP are removed with what lies in the spool under their names, after every process was killed
-that was started with such a folder in its environment. A byte on the pipe sends the keeper away.
+in TEMP are removed, after every process was killed that was started with such a folder in its
+environment. A byte on the pipe sends the keeper away.
 
 Imports only the standard library: it runs beside every build, and a program of few megabytes is not
 the first to be killed when memory is short.
@@ -71,7 +71,7 @@ def _environment(pid: int) -> list[bytes]:
         return []
 
 
-def _main(server: int, spool: str, temp: str, owner: str) -> None:
+def _main(server: int, temp: str, owner: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends with its server, and not before
     os.nice(19)
@@ -83,25 +83,11 @@ def _main(server: int, spool: str, temp: str, owner: str) -> None:
             return
     folders = [os.path.join(temp, name) for name in os.listdir(temp) if f"-{owner}-" in name]
     end_processes_of(folders)
-    _remove(folders, spool)
-
-
-def _remove(folders: list[str], spool: str) -> None:
     import shutil  # megabytes that are not needed before
 
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
-        prefix = os.path.basename(folder) + "."
-        try:
-            parts = [name for name in os.listdir(spool) if name.startswith(prefix)]
-        except OSError:
-            continue
-        for name in parts:
-            try:
-                os.unlink(os.path.join(spool, name))
-            except OSError:
-                continue  # a later start removes it
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), *sys.argv[2:5])
+    _main(int(sys.argv[1]), *sys.argv[2:4])

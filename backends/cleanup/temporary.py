@@ -102,14 +102,9 @@ def sweep() -> None:
         logger.info("Removed %d temporary folders of processes that were killed", len(folders))
 
 
-def is_abandoned(owner: owners.Owner | None, changed: float) -> bool:
-    """Whether nobody uses something of this owner any more.
-
-    Args:
-        owner: None if it does not say.
-        changed: when it was last changed, as `os.stat` has it.
-    """
-    life = owners.Life.UNKNOWN if owner is None else owners.life(owner)
+def _is_abandoned(owner: owners.Owner, changed: float) -> bool:
+    """Whether nobody uses something of this owner any more, that was changed then."""
+    life = owners.life(owner)
     if life is owners.Life.UNKNOWN:
         return changed < time.time() - STALE_SECONDS
     return life is owners.Life.ENDED
@@ -128,7 +123,7 @@ def abandoned() -> list[Path]:
                 if (
                     stat.S_ISDIR(status.st_mode)
                     and _is_mine(status)
-                    and is_abandoned(owner, status.st_mtime)
+                    and _is_abandoned(owner, status.st_mtime)
                 ):
                     found.append(Path(entry.path))
     return found

@@ -212,7 +212,8 @@ class Graphs:
         if not self._claims.take(graph.key, graph.target):
             if not graph.is_elsewhere:
                 self._set(graph, graph.outcome._replace(elsewhere=True))
-            self._awaited.append(graph)
+            if graph not in self._awaited:
+                self._awaited.append(graph)
             if not self._is_watching:
                 self._is_watching = True
                 threading.Thread(target=self._watch, name="warmgraph-claims", daemon=True).start()
@@ -262,7 +263,7 @@ class Graphs:
         try:
             if (loaded := self._loading.from_file(graph, folders)) is not None:
                 self.loads += 1
-                self._ready(graph, loaded)
+                self._set(graph, Outcome(State.READY, loaded=loaded))
                 return True
         except GraphFileError as error:
             # A file that must not be used is named, and built anew where that is allowed.
@@ -289,10 +290,6 @@ class Graphs:
         logger.error("%s: %s", graph.description.label, why, exc_info=error)
         if graph.state is not State.READY:
             self._set(graph, Outcome(State.FAILED, why))
-
-    def _ready(self, graph: CompiledGraph, loaded: Loaded) -> None:
-        graph.refused = None
-        self._set(graph, Outcome(State.READY, loaded=loaded))
 
     def _look_at_store(self) -> None:
         if self._loading.looks_unkept():  # to be told before anything is built or fetched
@@ -352,7 +349,7 @@ class Graphs:
             graph.drop(failure.reason)
             self._set(graph, graph.outcome)
             return
-        self._ready(graph, loaded)
+        self._set(graph, Outcome(State.READY, loaded=loaded))
 
     def _keep(self, graph: CompiledGraph, result: BuildResult) -> Loaded:
         """Load and keep a build, once for all cards that waited for it."""
@@ -373,6 +370,8 @@ class Graphs:
     def _set(self, graph: CompiledGraph, outcome: Outcome) -> None:
         if outcome.state is not State.BUILDING:
             self._claims.release(graph.key)
+        if outcome.state is State.READY:
+            graph.refused = None
         graph.outcome = outcome
         self._note_change()
 
@@ -393,8 +392,8 @@ def words_of(error: BaseException) -> Reason:
     return Reason.plain(text or type(error).__name__)
 
 
-def _logged(task: Callable[..., None], *arguments: Any) -> None:
+def _logged(task: Callable[[], None]) -> None:
     try:
-        task(*arguments)
+        task()
     except Exception:
         logger.exception("Warmgraph's background work failed")

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Protocol
 
-from ..building.messages import MARK, RESULT, encode_message, read_message
+from ..building.messages import MARK, encode_message, read_message
 from ..cleanup.keeper import VARIABLE
 from ..cleanup.temporary import owner_of
 from ..errors import BrokenWorkerError, WarmgraphError
@@ -65,10 +65,9 @@ def serve(prepare: Callable[[dict[str, Any]], None], run: Run) -> NoReturn:
         channel.wait_for_the_end()
     gc.freeze()
     channel.send({"ready": os.getpid(), "seconds": round(time.monotonic() - started, 3)})
-    spool, stem = Path(hello["spool"]), Path(hello["cache"]).name
     while True:
         message = channel.receive()
-        channel.send_frame(_do(channel, run, compress_payload, spool, stem, message))
+        channel.send_frame(_do(channel, run, compress_payload, message))
         gc.collect()
         gc.freeze()
 
@@ -77,8 +76,6 @@ def _do(
     channel: _Channel,
     run: Run,
     compress: Callable[[bytes], CompressedPayload],
-    spool: Path,
-    stem: str,
     message: dict[str, Any],
 ) -> bytes:
     """Run one job; returns the frame of its answer."""
@@ -88,19 +85,18 @@ def _do(
     try:
         raw, facts = run(message["task"], measure=gate.measure)
         payload = compress(raw)
-        file = spool / f"{stem}.{number}{RESULT}"
-        file.write_bytes(payload.data)
-        return encode_message(
+        answer = encode_message(
             {
                 "job": number,
                 "ok": True,
-                "file": file.name,
                 "sha256": payload.sha256,
+                "packed_bytes": len(payload.data),
                 "raw_bytes": payload.raw_bytes,
                 "facts": facts,
                 "seconds": round(time.monotonic() - started - gate.waited, 3),
             }
         )
+        return answer + payload.data
     except BaseException as error:  # no exception of a job may end its worker
         clean = _is_clean(error)
         return encode_message({"job": number, "ok": False, **_told(error), "clean": clean})
