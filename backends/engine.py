@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,28 +23,22 @@ from .attaching.objects import Objects
 from .building.farm import make_builder
 from .building.pacing import room_for_workers
 from .choices.choices import Choices
-from .compilers.registry import resolve_backend
-from .contract import AUTO, CallForm, WhenMissing
+from .contract import CallForm, WhenMissing
 from .cuda_graphs.memory import CapturedMemory
 from .debugging import OFF, Debugging
 from .device import gpu
 from .errors import RequirementError, StrictError
 from .events import Event, Events
 from .fleet.fleet import Fleet
-from .fleet.remote import Remote
 from .graphs.compiled_graph import CompiledGraph, State
 from .graphs.learned_models import LearnedModels
 from .graphs.library import Graphs
 from .host_api import present
-from .host_api.memory import default_device, spare_vram, total_vram
+from .host_api.memory import total_vram
 from .host_api.needs import Feature
 from .host_api.process import host_arguments
 from .reasons import joined, of
-from .runtime.bound import Placement
-from .runtime.cards import Card
-from .runtime.faults import CAPTURES, STEP, TELLING
 from .runtime.live import Live
-from .runtime.scope import Scope
 from .runtime.session import AttachedBy, Options, Session, Whose
 from .runtime.shared import Shared
 from .runtime.verification import Verification
@@ -54,20 +46,19 @@ from .sessions import warm_up
 from .sessions.cache_reports import cache_reports
 from .sessions.eager_times import EagerTimes
 from .sessions.history import History
-from .sessions.inventory import targets_here
 from .sessions.overview import Overview
 from .sessions.prompts import Progress, Prompts
 from .sessions.report import model_report, strict_problem
+from .sessions.requests import Requests, mirror
+from .sessions.runs import SessionRuns
 from .sessions.settings import Settings
 from .sessions.start import Starter
 from .sessions.story import Story
-from .sessions.taught import Taught
 from .sessions.workflow_links import WorkflowLinks, WorkflowRef
 from .storing import folders
 from .storing.comparisons import Comparisons
 from .storing.paths import Paths
 from .storing.records import Records
-from .target.target import target_name
 
 logger = logging.getLogger(__name__)
 
@@ -106,10 +97,7 @@ class Engine:
         self._objects = Objects(off)
         self._numbers = itertools.count(1)
         self._sessions: Live[Session] = Live()
-        #: Of the models that have sessions: their weights will want VRAM.
-        self._patchers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._prompts = Prompts(hooks.check_cancelled)
-        self._spare_vram: int | None = None
         self._events = Events()
         #: What MODELs carry besides sessions.
         self.caches = Caches(self._objects, self._events, self._numbers)
@@ -120,7 +108,7 @@ class Engine:
         self._builder = make_builder(
             hello={} if Feature.EVERYTHING in off else host_arguments(),
             spool=self._store.spool,
-            workers=lambda: room_for_workers(settings.workers, self._spare_vram),
+            workers=lambda: room_for_workers(settings.workers, self._requests.spare_vram),
             time_limit_s=lambda: settings.job_limit_s,
             idle_s=settings.idle_s,
             is_busy=self._prompts.is_busy,
@@ -133,7 +121,7 @@ class Engine:
         )
         self._graphs.when_loaded(claims.sweep)
         if remote is not None:
-            self._graphs.when_loaded(partial(_mirror, remote))
+            self._graphs.when_loaded(partial(mirror, remote))
         self._captured = CapturedMemory(
             lambda device: int(total_vram(device) * settings.captured_vram_share)
         )
@@ -154,15 +142,14 @@ class Engine:
             self._shared, settings, self._eager_times, self._builder.is_building, hooks.attached_by
         )
         self._workflow_links = WorkflowLinks(self._store, paths.workflows, self._shared.lessons)
-        self._taught = Taught(
-            self._sessions,
-            self._prompts,
-            self._builder,
-            self._workflow_links,
-            self._folders,
-            self._request,
+        links, current = self._workflow_links, hooks.current_workflow
+        self._requests: Requests = Requests(
+            self._sessions, self._prompts, self._builder, self._graphs, links, current
         )
-        self._events.listen(self._taught.learned, Event.LEARNED)
+        self._runs = SessionRuns(
+            self._requests, self._prompts, self._captured, settings, self._tell
+        )
+        self._events.listen(self._requests.learned, Event.LEARNED)
         self._story = Story()
         self._history = History(paths.private)
         #: What pages and commands look at, and what users may do there.
@@ -193,8 +180,7 @@ class Engine:
         form: CallForm | str = CallForm.AUTO,
         on_progress: Progress | None = None,
     ) -> Any:
-        """Return a clone of a ModelPatcher that runs through compiled graphs; `model` is not
-        changed.
+        """Return a clone of a ModelPatcher that runs through compiled graphs.
 
         Args:
             when_missing: what to do about missing graphs; only "wait" blocks.
@@ -239,13 +225,8 @@ class Engine:
         backend: str = "auto",
         on_progress: Progress | None = None,
     ) -> Any:
-        """Return a copy of a CONTROL_NET that runs through compiled graphs; `control` is not
-        changed.
-
-        One that cannot be compiled is returned itself; `report` says why.
-
-        Args:
-            See `compile_model`.
+        """Return a copy of a CONTROL_NET that runs through compiled graphs, or one that cannot be
+        compiled itself; `report` says why. Arguments are those of `compile_model`.
 
         Raises:
             TypeError: `control` is no ControlNet.
@@ -294,8 +275,8 @@ class Engine:
                 session.note(why)
         elif isinstance(session, Session) and session.scope.kinds:
             wanted = session.graphs
-            self._request(session, session.all_graphs)
-            self._prompts.wait(session.name, wanted, self._builder, on_progress)
+            self._requests.ask(session, session.all_graphs)
+            self._requests.wait(session, wanted, on_progress)
             warm_up.run_empty_steps(
                 session, model, sizes, batches, self._hooks.check_cancelled, on_progress
             )
@@ -307,13 +288,11 @@ class Engine:
         Says so if it did not come from us.
         """
         carried, caches = self._objects.carried(model), self.caches.of(model)
-        if isinstance(carried, Session):
-            report = model_report(carried, self._builder, None)
-        elif isinstance(carried, Note):
-            report = model_report(None, self._builder, carried.text)
-        else:
-            note = None if any(caches) else of("not_ours")
-            report = model_report(None, self._builder, note)
+        note = None if any(caches) else of("not_ours")
+        if isinstance(carried, Note):
+            note = carried.text
+        session = carried if isinstance(carried, Session) else None
+        report = model_report(session, self._builder, None if session else note)
         return {**report, **cache_reports(*caches)}
 
     def close(self) -> None:
@@ -338,13 +317,13 @@ class Engine:
         if session is None:
             return attached.value
         wanted = self._describe(session, attached, on_progress)
-        self._request(session, session.all_graphs)
+        self._requests.ask(session, session.all_graphs)
         self._story.attached(session, session.graphs)
         if options.when_missing is WhenMissing.WAIT:
-            self._prompts.wait(session.name, wanted, self._builder, on_progress)
+            self._requests.wait(session, wanted, on_progress)
             session.does_without = any(graph.state is State.MISSING for graph in wanted)
         else:
-            self.stay_busy()
+            self._prompts.stay_busy()
         return attached.value
 
     def _load(self, attached: Attached, folder: str, strict: bool) -> Any:
@@ -352,7 +331,7 @@ class Engine:
         session = self._attach(attached, options, "auto")
         if session is not None:
             self._describe(session, attached)
-            self._request(session, session.all_graphs)
+            self._requests.ask(session, session.all_graphs)
             self._graphs.settle()
             self._story.attached(session, session.graphs)
             session.warn_once()
@@ -375,7 +354,7 @@ class Engine:
             level = logging.INFO if isinstance(attached, Left) else logging.WARNING  # said before
             logger.log(level, "Runs as without Warmgraph: %s", error)
             return None
-        attached.attach(session, self)
+        attached.attach(session, self._runs)
         self._sessions.add(session.id, session)
         return session
 
@@ -383,82 +362,12 @@ class Engine:
         self, session: Session, attached: Attached, on_progress: Progress | None = None
     ) -> list[CompiledGraph]:
         if attached.patcher is not None:
-            self._patchers.add(attached.patcher)
-        self._taught.look(session, session.scope, on_progress)
+            self._requests.patchers.add(attached.patcher)
+        self._requests.look(session, session.scope, on_progress)
         placement = attached.placement()
         return session.describe(placement.device, placement.dtype)
 
-    def _request(self, session: Session, graphs: Sequence[CompiledGraph]) -> None:
-        """Have a session's graphs loaded, or built if its user wants that."""
-        build = session.options.when_missing is not WhenMissing.NEVER
-        if build:
-            self._spare_vram = spare_vram(self._patchers)
-        session.expect(graphs)
-        self._graphs.request(graphs, self._folders(session), build=build)
-
-    # --- runs -------------------------------------------------------------------------------------
-
-    def begin(
-        self, session: Session, placement: Callable[[], Placement] | None, *, told: bool = True
-    ) -> None:
-        """A run starts: look again at what may have changed since the node ran."""
-        if told:
-            self._prompts.begin()
-            self._captured.sweep()
-        if placement is None:
-            session.begin_run()
-        else:
-            self.look(session, placement)
-
-    def end(self, session: Session, *, sampled: bool = False, told: bool = True) -> None:
-        """A run ended: report what ran. Never fails a prompt."""
-        if told:
-            self._prompts.end(sampled=sampled)
-        for scope in session.scopes:
-            scope.faults.spare(STEP, "ending a run", scope.end_run)
-        faults = session.scope.faults
-        faults.spare(TELLING, "noting what ran", session.end_run)
-        faults.spare(TELLING, "telling what ran", self._tell, session)
-        if told and not self._settings.keeps_captured:
-            faults.spare(CAPTURES, "giving captured calls back", self._captured.drop_all)
-
-    def look(self, session: Session, placement: Callable[[], Placement]) -> None:
-        """Look again at what may have changed since the node ran.
-
-        Nothing that goes wrong here may fail a prompt that the host alone would finish.
-        """
-        session.begin_run()
-        faults = session.scope.faults
-        if faults.of(STEP) is None:
-            given = (session, session.scope, placement)
-            faults.spare(STEP, "looking at the model", self._look, *given)
-
-    def begin_card(self, session: Session, card: Card, placement: Callable[[], Placement]) -> None:
-        """A copy of a session's root module takes part in the run."""
-        self._look(session, card.scope, placement)
-
-    def _look(self, session: Session, scope: Scope, ask: Callable[[], Placement]) -> None:
-        self._taught.look(session, scope)
-        placement = ask()
-        for each in session.beside(scope):
-            if each.is_stale(placement):
-                session.describe(placement.device, placement.dtype, each)
-            each.begin_run()
-        wanted = [g for g in session.all_graphs if g.state is State.MISSING]
-        if wanted and not session.does_without:
-            self._request(session, wanted)
-        session.does_without = False
-
-    def stay_busy(self) -> None:
-        """A prompt runs whose end will not be reported."""
-        self._prompts.stay_busy()
-
-    def await_graphs(self, session: Session) -> None:
-        """Wait within a run for pending graphs, if the user chose that."""
-        if session.options.when_missing is WhenMissing.WAIT:
-            kinds = (kind for scope in session.scopes for kind in scope.serving)
-            graphs = [kind.graph for kind in kinds if kind.graph is not None]
-            self._prompts.wait(session.name, graphs, self._builder, None)
+    # --- what happens ----------------------------------------------------------------------------
 
     def _tell(self, session: Session) -> None:
         session.warn_once()
@@ -477,21 +386,9 @@ class Engine:
         self._workflow_links.moved(workflow)
         self._graphs.when_loaded(self._workflow_links.file)
 
-    def _folders(self, session: Session) -> list[Path]:
-        workflow = self._hooks.current_workflow() or self._workflow_links.last(session)
-        folder = self._workflow_links.folder(session, workflow)
-        return [] if folder is None else [folder]
-
     def _graphs_changed(self) -> None:
         """A graph changed its state; called in the loader's thread."""
         self._workflow_links.file()
         for session in self._sessions.values():
             if (finished := session.finished_line()) is not None:
                 logger.info("Warmgraph: %s", finished)
-
-
-def _mirror(remote: Remote) -> None:
-    """Have what machines share for this one's cards in the store, before a model asks for it."""
-    device = default_device().type
-    for target in targets_here(device, resolve_backend(AUTO, device).backend.name):
-        remote.mirror(target_name(target))

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from warmgraph_backends.building.messages import RESULT
 from warmgraph_backends.cleanup import keeper, temporary
 from warmgraph_backends.errors import GraphFileError
 from warmgraph_backends.fleet.keys import signer_of
@@ -100,17 +99,9 @@ def leftovers(user: Path) -> Line:
         text = f"{len(programs)} programs of servers that have ended still run ({numbers} ...)"
         remedy = "the next build of a server ends them, or end them yourself"
         return Line("leftovers", False, f"{text}; {remedy}")
-    count = len(folders) + sum(map(_is_left, _files(user / PRIVATE / "spool")))
+    count = len(folders)
     text = f"{count} of processes that were killed; the next server's first build removes them"
     return Line("leftovers", True, text if count else "none")
-
-
-def _is_left(path: Path) -> bool:
-    """Whether a file of the spool is the result of a worker that has ended."""
-    if not path.name.endswith(RESULT):
-        return False
-    owner = temporary.owner_of(path.name.removesuffix(RESULT).rpartition(".")[0])
-    return temporary.is_abandoned(owner, path.stat().st_mtime)
 
 
 def _whose(name: str, paths: Iterable[Path], user: Path) -> Iterator[Line]:

@@ -122,7 +122,7 @@ class _Hold:
                     STEP, "preparing a ControlNet", session.scope.over, module, plan_model
                 )
             if self._own is not None:
-                session.run_through(self._own)
+                session.scope = self._own  # the host rebuilt the network
         card, not_ours = None, None
         if module is not session.scope.root:
             faults = session.scope.faults

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import re
 from enum import Enum
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from ..errors import BuildError, ManifestError
 from ..reasons import ENGLISH, Reason, of
 from ..storing.graph_file import CompressedPayload
 from ..storing.manifest import (
-    MAX_PAYLOAD_BYTES,
     check_plain,
     read_payload_bytes,
     read_seconds,
@@ -24,7 +22,7 @@ from ..storing.manifest import (
 from .contract import BuildResult
 from .messages import ProtocolError
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+Kind = TypeVar("Kind")
 _REASON_CHARACTERS = 2000
 _SHOWN = 80
 #: Reasons within one another that are read.
@@ -50,10 +48,10 @@ class Measure(str, Enum):
 
 
 class Result(NamedTuple):
-    """A job is done: its file in the spool with its hash, what it unpacks to, facts, seconds."""
+    """A job is done: its payload's hash, size as packed and unpacked, facts, seconds."""
 
-    file: str
     sha256: str
+    packed_bytes: int
     raw_bytes: int
     facts: dict[str, Any]
     seconds: float
@@ -80,12 +78,9 @@ def read_answer(message: dict[str, Any], number: int) -> Measure | Result | Fail
         check_plain(message, "message")
         if "job" not in message:
             return _measure(message)
-        if type(message["job"]) is not int or message["job"] != number:
+        if _field(message, "job", int) != number:
             _refuse(f"job must be {number}, got {_shown(message['job'])}")
-        ok = message.get("ok")
-        if type(ok) is not bool:
-            _refuse(f"ok must be true or false, got {_shown(ok)}")
-        return _result(message) if ok else _failure(message)
+        return _result(message) if _field(message, "ok", bool) else _failure(message)
     except ManifestError as error:
         raise AnswerError(error.reason) from error
 
@@ -112,7 +107,7 @@ def built_of(key: str, result: Result, data: bytes) -> BuildResult:
     Raises:
         AnswerError: they are not what it says.
     """
-    if len(data) > MAX_PAYLOAD_BYTES or hashlib.sha256(data).hexdigest() != result.sha256:
+    if hashlib.sha256(data).hexdigest() != result.sha256:
         raise AnswerError("its payload is not what the worker made")
     payload = CompressedPayload(data, result.sha256, result.raw_bytes)
     return BuildResult(key, payload, result.facts, result.seconds)
@@ -125,35 +120,27 @@ def _measure(message: dict[str, Any]) -> Measure:
 
 
 def _result(message: dict[str, Any]) -> Result:
-    sha256, facts = message.get("sha256"), message.get("facts")
-    if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-        _refuse(f"sha256 must be 64 lower-case hex digits, got {_shown(sha256)}")
-    if not isinstance(facts, dict):
-        _refuse(f"facts must be a table, got {_shown(facts)}")
     return Result(
-        _text(message, "file"),
-        sha256,
+        _field(message, "sha256", str),
+        read_payload_bytes(message.get("packed_bytes"), "packed_bytes"),
         read_payload_bytes(message.get("raw_bytes"), "raw_bytes"),
-        facts,
+        _field(message, "facts", dict),
         read_seconds(message.get("seconds")),
     )
 
 
 def _failure(message: dict[str, Any]) -> Failure:
     reason, remedy = _reason(message, "error"), _reason(message, "remedy")
-    reason = reason or Reason("no reason")
-    error = BuildError(reason, remedy=remedy, final=message.get("final") is True)
-    error.__cause__ = WorkerError(_printable(_text(message, "trace")))
-    clean = message.get("clean")
-    if type(clean) is not bool:
-        _refuse(f"clean must be true or false, got {_shown(clean)}")
-    return Failure(error, clean)
+    final = message.get("final") is True
+    error = BuildError(reason or Reason("no reason"), remedy=remedy, final=final)
+    error.__cause__ = WorkerError(_printable(_field(message, "trace", str)))
+    return Failure(error, _field(message, "clean", bool))
 
 
-def _text(message: dict[str, Any], name: str) -> str:
+def _field(message: dict[str, Any], name: str, kind: type[Kind]) -> Kind:
     value = message.get(name)
-    if not isinstance(value, str):
-        _refuse(f"{name} must be text, got {_shown(value)}")
+    if type(value) is not kind:  # true is no number
+        _refuse(f"{name} must be of the type {kind.__name__}, got {_shown(value)}")
     return value
 
 

@@ -16,7 +16,6 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,28 +29,15 @@ logger = logging.getLogger(__name__)
 
 #: What is said of a graph that another server builds.
 BY_ANOTHER_SERVER = of("compiled_elsewhere")
-POLL_S = 0.5
+#: Between two looks at a claim of another server.
+POLL_S = 0.25
 _NAME = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{8}\.claim")
 #: What is raised where there can be no lock: a folder in its place, a file system without them.
 _NO_LOCKS = (OSError, NotImplementedError)
 
 
-@dataclass(eq=False)
-class Waiting:
-    """A graph that is waited for: since when, by the monotonic clock, and what to do then; None
-    once that was done.
-    """
-
-    since: float
-    then: Callable[[], object] | None = None
-
-
 class Claims:
-    """The claims of one server process on graphs of one store.
-
-    `take` and `release` may be called from any thread and do not wait; what was waited for is told
-    in a thread of this object.
-    """
+    """The claims of one server process on graphs of one store. Any thread may call; none waits."""
 
     def __init__(self, folder: Path, signer: Signer, *, patience_s: Callable[[], float]) -> None:
         """Set up; nothing is read or made.
@@ -64,27 +50,27 @@ class Claims:
         self._folder = folder
         self._signer = signer
         self._patience_s = patience_s
-        self._news = threading.Condition()
-        # Guarded by the lock of `_news`.
+        self._lock = threading.Lock()
+        # Guarded by the lock.
         self._held: dict[str, BaseFileLock] = {}
-        self._waiting: dict[str, Waiting] = {}
-        self._thread: threading.Thread | None = None
-        self._closing = threading.Event()
+        #: Since when a graph of another server is waited for, by the monotonic clock.
+        self._waiting: dict[str, float] = {}
+        self._closed = False
         self._warned = False
 
-    def take(self, key: str, then: Callable[[], object], target: str = "") -> bool:
+    def take(self, key: str, target: str = "") -> bool:
         """Say whether to build a graph now.
 
         Args:
             key: the graph's key.
-            then: called once if not: look for the file, and ask again if there is none.
             target: the name of the graph's target, for who shares more than a store.
 
         Returns:
-            True: it is this server's to build, and to `release`. False: another server builds it.
+            True: it is this server's to build, if its file has not come meanwhile, and to
+            `release`. False: another server builds it; ask again in `POLL_S`.
         """
-        with self._news:
-            if self._closing.is_set() or key in self._held or self._is_impatient(key):
+        with self._lock:
+            if self._closed or key in self._held or self._is_impatient(key):
                 return True
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -96,17 +82,16 @@ class Claims:
                         "Warmgraph: graphs are built whatever other servers build: %s", error
                     )
                 return True
-            if lock is not None:
-                self._waiting.pop(key, None)
-                self._held[key] = lock
-                return True
-            self._waiting.setdefault(key, Waiting(time.monotonic())).then = then
-            self._watch()
-            return False
+            if lock is None:
+                self._waiting.setdefault(key, time.monotonic())
+                return False
+            self._waiting.pop(key, None)
+            self._held[key] = lock
+            return True
 
     def release(self, key: str) -> None:
         """Let a graph go: its file is there, or its build has failed. Nothing if it is not held."""
-        with self._news:
+        with self._lock:
             self._waiting.pop(key, None)
             lock = self._held.pop(key, None)
         if lock is not None:
@@ -117,15 +102,15 @@ class Claims:
         with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
                 if _NAME.fullmatch(entry.name):
-                    self._is_unlocked(Path(entry.path))
+                    with contextlib.suppress(*_NO_LOCKS):
+                        if (lock := _lock(Path(entry.path))) is not None:
+                            _remove(lock)
 
     def close(self) -> None:
-        """Release everything; nothing that was waited for is told any more."""
-        self._closing.set()
-        with self._news:
+        """Release everything; whoever still asks builds."""
+        with self._lock:
+            self._closed = True
             held = list(self._held)
-            self._waiting.clear()
-            self._news.notify_all()
         for key in held:
             self.release(key)
 
@@ -136,59 +121,14 @@ class Claims:
         """Whether this server has waited long enough; then it builds beside the other (under the
         lock).
         """
-        waiting = self._waiting.get(key)
-        if waiting is None or time.monotonic() - waiting.since < self._patience_s():
+        since = self._waiting.get(key)
+        if since is None or time.monotonic() - since < self._patience_s():
             return False
         del self._waiting[key]
         logger.info(
             "Warmgraph: another server takes long to build a graph; it is built here as well"
         )
         return True
-
-    def _watch(self) -> None:
-        """Have the thread run that looks at the others' claims (under the lock)."""
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._keep_watch, name="warmgraph-claims", daemon=True
-            )
-            self._thread.start()
-        self._news.notify_all()
-
-    def _keep_watch(self) -> None:
-        while not self._closing.wait(POLL_S):
-            with self._news:
-                while not (self._waiting or self._closing.is_set()):
-                    self._news.wait()
-                waiting = {key: each for key, each in self._waiting.items() if each.then}
-            for key, each in waiting.items():
-                try:
-                    late = time.monotonic() - each.since >= self._patience_s()
-                    if late or self._is_free(key, each):
-                        self._tell(key)
-                except Exception:
-                    logger.exception("Looking at the claims of other servers failed and goes on")
-
-    def _is_free(self, key: str, waiting: Waiting) -> bool:
-        """Whether nobody builds a graph that is waited for, or nobody can tell."""
-        return self._is_unlocked(self._path(key))
-
-    def _is_unlocked(self, path: Path) -> bool:
-        """Whether no server holds a claim, whose file goes then, or nobody can tell."""
-        try:
-            lock = _lock(path)
-        except _NO_LOCKS:
-            return True
-        if lock is not None:
-            _remove(lock)
-        return lock is not None
-
-    def _tell(self, key: str) -> None:
-        with self._news:
-            waiting = self._waiting.get(key)
-            if waiting is None or waiting.then is None or self._closing.is_set():
-                return
-            then, waiting.then = waiting.then, None  # how long it has waited stays known
-        then()
 
 
 def _lock(path: Path) -> BaseFileLock | None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compilers.registry import backend_named
+from ..errors import CancelledBuildError
 from ..events import Events
 from ..host_api.process import portable_arguments
 from ..reasons import of
@@ -31,7 +32,7 @@ from ..target import keys
 from ..target.target import explain_target
 from .builder import Builder
 from .farm_messages import BUILD, TARGETS, facts_of, read, resource_of
-from .worker_thread import Entry
+from .jobs import Entry
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class Farm:
     def _run(self) -> None:
         while not self._builder.closed:
             self._look()
-            entry = self._builder.lend(self._may_have, _LOOK_S)
+            entry = self._builder.take(_LOOK_S, lent=True, may_have=self._may_have)
             if entry is not None:
                 try:
                     self._send(entry)
@@ -219,7 +220,8 @@ class Farm:
     def _take_back(self, entry: Entry, why: str) -> None:
         """Have a job built here."""
         self._say(f"what it was asked for is built here: {why}")
-        self._builder.take_back(entry)
+        if not self._builder.put_back(entry):
+            self._builder.finish(entry, CancelledBuildError())
 
     def _say(self, what: str) -> None:
         """Tell the log something of the farm, once."""

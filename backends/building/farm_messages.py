@@ -42,8 +42,8 @@ def answer(result: BuildResult) -> dict[str, Any]:
     return {
         "job": _NUMBER,
         "ok": True,
-        "file": "",
         "sha256": result.payload.sha256,
+        "packed_bytes": len(result.payload.data),
         "raw_bytes": result.payload.raw_bytes,
         "facts": result.facts,
         "seconds": result.seconds,

@@ -135,7 +135,7 @@ def serve(
     with temporary.made("farm") as folder:
         spool = folder / "spool"
         spool.mkdir()
-        keeper = Keeper(spool)
+        keeper = Keeper()
         keeper.watch(folder)
         plugin = FarmWorker(host, spool, script)
         make = partial(

@@ -7,10 +7,11 @@ skipped up to `MARK`.
     builder -> worker   {"argv", "host", "cwd", "cache", "spool", ...}: the hello, once
                         {"job": number, "task": {...}}
                         {"measure": "granted"}
-                        {"leave": true}: the last one; the builder clears up behind the worker
+                        the end of the stream: the worker is to end
     worker -> builder   `MARK`, then {"ready": pid, "seconds"} or {"unfit": words, "trace"}, once
                         {"measure": "begin"} and, after it was granted, {"measure": "end"}
-                        {"job", "ok": true, "file", "sha256", "raw_bytes", "facts", "seconds"}
+                        {"job", "ok": true, "sha256", "packed_bytes", "raw_bytes", "facts",
+                        "seconds"}, and the packed payload's bytes
                         {"job", "ok": false, "error", "remedy", "trace", "clean"}
 """
 
@@ -26,9 +27,6 @@ MARK = b"\n\x00warmgraph worker\x00."
 MESSAGE_LIMIT_BYTES = 1 << 24  # a description or a trace takes a thousandth of that
 #: Suffix of what workers leave for one another in the spool; may be removed at any time.
 REMEMBERED = ".works"
-#: Suffix of a result in the spool, `CACHE.JOB.part`: the name of its worker's cache folder, whose
-#: owner it belongs to, and the number of the job.
-RESULT = ".part"
 _LENGTH = struct.Struct(">I")
 
 

@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from ..cleanup import temporary
+from ..cleanup import owners, temporary
 from ..cleanup.keeper import VARIABLE, end_processes_of
 from ..reasons import Reason, of
-from .messages import REMEMBERED, RESULT, ProtocolError, read_message, skip_noise, write_message
+from .messages import REMEMBERED, ProtocolError, read_message, skip_noise, write_message
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +32,6 @@ _KEEPER_S = 5.0
 _LAST_WORDS_S = 10.0
 _KEPT_LINES = 60
 _LINE_CHARACTERS = 500
-_REMOVE = """
-import os, shutil, sys, time
-for _ in range(20):
-    time.sleep(0.2)
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
-    if not os.path.exists(sys.argv[1]):
-        break
-"""
 _ERROR_LINE = re.compile(r"Fatal Python error|\b\w+(Error|Exception|Interrupt)\b")
 
 
@@ -135,6 +127,17 @@ class WorkerProcess:
             raise DeadWorkerError(self._obituary())
         return message
 
+    def receive_bytes(self, count: int) -> bytes:
+        """Wait for bytes that follow a message.
+
+        Raises:
+            DeadWorkerError: the stream ended before.
+        """
+        data = self._stdout.read(count)
+        if len(data) < count:
+            raise DeadWorkerError(self._obituary())
+        return data
+
     def alive(self) -> bool:
         """Say whether the process runs."""
         return not self._reap(0.0)
@@ -153,7 +156,6 @@ class WorkerProcess:
         """Let the process go, kill it after the grace, and remove its cache."""
         if grace_s > 0:
             with contextlib.suppress(OSError):
-                write_message(self._stdin, {"leave": True})
                 self._stdin.close()
             self._reap(grace_s)
         self.kill()
@@ -214,30 +216,31 @@ class Keeper:
     There is one as long as there are workers. Safe to use from any thread.
     """
 
-    def __init__(self, spool: Path) -> None:
-        """Set up; nothing is started yet.
-
-        Args:
-            spool: the folder that results travel through.
-        """
-        self._spool = os.path.abspath(spool)
+    def __init__(self) -> None:
+        """Set up; nothing is started yet."""
         self._lock = threading.Lock()
         self._folders: set[Path] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._warned = False
 
     def watch(self, folder: Path) -> None:
-        """Take a worker's cache folder on the list; never raises."""
+        """Have a worker's cache folder cleared up; never raises."""
         if not sys.platform.startswith("linux"):
             return  # workers look after their server themselves there
         with self._lock:
             self._folders.add(folder)
+            if self._process is not None and self._process.poll() is None:
+                return
+            words = (KEEPER.resolve(), os.getpid(), folder.parent, owners.me())
             try:
-                if self._process is None or self._process.poll() is not None:
-                    self._process = self._start()
-                    self._tell("+", *self._folders)
-                else:
-                    self._tell("+", folder)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", *map(str, words)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    cwd=os.sep,
+                    start_new_session=True,  # a signal to the server's whole group is not for it
+                )
             except OSError as error:
                 if not self._warned:
                     self._warned = True
@@ -246,53 +249,17 @@ class Keeper:
                     )
 
     def release(self, folder: Path) -> None:
-        """Take a folder off the list; with the last one the process ends. Never raises."""
+        """Have a folder left alone; with the last one the process ends. Never raises."""
         with self._lock:
             self._folders.discard(folder)
-            process = self._process
-            if process is None or process.stdin is None:
+            if self._folders or self._process is None:
                 return
-            with contextlib.suppress(OSError):
-                self._tell("-", folder)
-            if self._folders:
-                return
-            self._process = None
-            with contextlib.suppress(OSError):
-                process.stdin.close()
+            process, self._process = self._process, None
             try:
-                process.wait(_KEEPER_S)
+                process.communicate(b".", _KEEPER_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", os.path.abspath(KEEPER), str(os.getpid()), self._spool],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=os.sep,
-            start_new_session=True,  # a signal to the server's whole group must not end it
-        )
-
-    def _tell(self, sign: str, *folders: Path) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        records = b"".join(sign.encode() + os.fsencode(folder) + b"\0" for folder in folders)
-        self._process.stdin.write(records)
-        self._process.stdin.flush()
-
-
-def remove_after_me(folder: Path) -> None:
-    """Start a process that outlives this one just to remove a folder that is still written to."""
-    with contextlib.suppress(OSError):
-        subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _REMOVE, str(folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            creationflags=_creation_flags(),
-            start_new_session=True,
-        )
 
 
 def exit_words(returncode: int | None) -> Reason:
@@ -326,25 +293,15 @@ def sweep_aside(spool: Path) -> None:
 
 
 def sweep(spool: Path) -> None:
-    """Remove what killed processes left behind, and what is to be tried anew now and then:
-    temporary folders and results of those that have ended, and what workers remember once it is
-    two days old.
+    """Remove what killed processes left behind, and what is to be tried anew now and then: what
+    workers remember once it is two days old.
     """
     temporary.sweep()
     before = time.time() - temporary.STALE_SECONDS
-    with contextlib.suppress(OSError), os.scandir(spool) as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                changed = entry.stat(follow_symlinks=False).st_mtime
-                if entry.name.endswith(REMEMBERED):
-                    left = changed < before
-                elif entry.name.endswith(RESULT):
-                    owner = temporary.owner_of(entry.name.removesuffix(RESULT).rpartition(".")[0])
-                    left = temporary.is_abandoned(owner, changed)
-                else:
-                    left = False
-                if left:
-                    os.unlink(entry.path)
+    with contextlib.suppress(OSError):
+        for path in spool.glob(f"*{REMEMBERED}"):
+            if path.lstat().st_mtime < before:
+                path.unlink()
 
 
 def _environment(base: Mapping[str, str], cache: Path, threads: int) -> dict[str, str]:

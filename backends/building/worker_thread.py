@@ -7,69 +7,43 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import BuildError
 from ..reasons import NOTHING, Reason, of
-from ..storing.files import open_regular
-from ..storing.manifest import MAX_PAYLOAD_BYTES
 from .answers import (
     AnswerError,
     Failure,
     Measure,
     Result,
-    WorkerError,
     built_of,
     read_answer,
     read_greeting,
 )
-from .contract import BuildResult, Job
+from .contract import BuildResult
+from .jobs import Entry
 from .messages import ProtocolError
 from .pacing import MeasuringGate
 from .worker_process import DeadWorkerError, Keeper, WorkerProcess
-
-__all__ = ["BuildResult", "Desk", "Entry", "Job", "WorkerError", "WorkerThread"]
 
 logger = logging.getLogger(__name__)
 
 _LEAVE_S = 5.0
 
 
-@dataclass(eq=False)
-class Entry:
-    """A job with its number, the Future of those who wait for it, when it was handed out, whether
-    it was taken back once, whether the user wants it no more, and whether another machine has it.
-    """
-
-    job: Job
-    number: int
-    future: Future[BuildResult] = field(default_factory=Future)
-    started: float | None = None
-    returned: bool = False
-    cancelled: bool = False
-    lent: bool = False
-
-
 class Desk(Protocol):
-    """What a worker's thread asks of the builder."""
+    """What a worker's thread asks of its builder."""
 
-    def take(self, thread: WorkerThread) -> Entry | None:
-        """Wait for a job; None when the worker is to go."""
+    def hand_out(self, thread: WorkerThread) -> Entry | None: ...
 
-    def put_back(self, entry: Entry) -> bool:
-        """Take back a job that never reached its worker; False the second time."""
+    def put_back(self, entry: Entry) -> bool: ...
 
-    def finish(self, entry: Entry, outcome: BuildResult | BuildError) -> None:
-        """End a job."""
+    def finish(self, entry: Entry, outcome: BuildResult | BuildError) -> None: ...
 
-    def ready(self, thread: WorkerThread) -> None:
-        """A worker has started well."""
+    def ready(self) -> None: ...
 
-    def gone(self, thread: WorkerThread, failure: BuildError | None) -> None:
-        """A worker is gone; `failure` says why when it never got ready."""
+    def gone(self, thread: WorkerThread, failure: BuildError | None) -> None: ...
 
 
 class WorkerThread:
@@ -81,7 +55,6 @@ class WorkerThread:
         *,
         script: Path,
         hello: dict[str, Any],
-        spool: Path,
         keeper: Keeper,
         gate: MeasuringGate,
         time_limit_s: Callable[[], float],
@@ -91,7 +64,6 @@ class WorkerThread:
         self._desk = desk
         self._script = script
         self._hello = hello
-        self._spool = spool
         self._keeper = keeper
         self._gate = gate
         self._time_limit_s = time_limit_s
@@ -144,8 +116,8 @@ class WorkerThread:
         try:
             process = self._begin()
             self.is_ready = True
-            self._desk.ready(self)
-            while (entry := self._desk.take(self)) is not None:
+            self._desk.ready()
+            while (entry := self._desk.hand_out(self)) is not None:
                 if not process.alive() and self._desk.put_back(entry):
                     break
                 if not self._build(process, entry):
@@ -180,7 +152,7 @@ class WorkerThread:
             raise DeadWorkerError(sentence)
         limit = self._start_limit_s
         self._set_deadline(limit, of("worker_not_ready", limit=f"{limit:g}"))
-        process.send({**self._hello, "cache": str(process.cache), "spool": str(self._spool)})
+        process.send({**self._hello, "cache": str(process.cache)})
         answer = process.receive()
         self._set_deadline(None)
         read_greeting(answer)
@@ -191,8 +163,6 @@ class WorkerThread:
         process = self._process
         if process:
             process.end(grace_s=0.0 if self.condemned else _LEAVE_S)
-            for left in self._spool.glob(f"{process.cache.name}.*"):
-                left.unlink(missing_ok=True)  # written, but its worker died before it said so
 
     def _build(self, process: WorkerProcess, entry: Entry) -> bool:
         """Have one job done and end it whatever happens; False if the worker must not go on."""
@@ -205,7 +175,8 @@ class WorkerThread:
                 # What it leaves behind (a broken CUDA context, say) must not fail the next job too.
                 outcome, usable = answer.error, answer.clean
             else:
-                outcome, usable = self._read_result(process, entry, answer), True
+                data = process.receive_bytes(answer.packed_bytes)
+                outcome, usable = built_of(entry.job.key, answer, data), True
         except AnswerError as error:
             reason = of("no_answer", label=label, error=error)
             outcome = _caused(BuildError(reason), error)
@@ -266,24 +237,6 @@ class WorkerThread:
             self._gate.release()
             raise
         return True
-
-    def _read_result(self, process: WorkerProcess, entry: Entry, result: Result) -> BuildResult:
-        """Take a worker's file out of the spool.
-
-        Raises:
-            AnswerError: it is not the file that the worker says, or not this worker's to give.
-            OSError: it cannot be read.
-        """
-        file = self._spool / result.file
-        if file.name != result.file or not file.name.startswith(f"{process.cache.name}."):
-            raise AnswerError(f"the file {ascii(result.file)[:80]} is not this worker's")
-        try:
-            with open_regular(file) as opened:
-                data = opened.read(MAX_PAYLOAD_BYTES + 1)
-        finally:
-            with contextlib.suppress(OSError):
-                file.unlink()
-        return built_of(entry.job.key, result, data)
 
 
 def _caused(outcome: BuildError, cause: BaseException) -> BuildError:

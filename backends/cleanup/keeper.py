@@ -1,10 +1,9 @@
-"""A small process that outlives its server only to clear up behind it: `python -I -S keeper.py PID
-SPOOL`, on Linux.
+"""A small process that outlives its server only to clear up behind it, on Linux:
+`python -I -S keeper.py PID TEMP OWNER`.
 
-Reads records from its standard input, `+FOLDER` or `-FOLDER`, each with a zero byte at its end: the
-cache folders of running workers. When the pipe ends, or the server with this number is gone (a fork
-of it may hold the pipe open), every process that was started with such a folder in its environment
-is killed, and the folders and what lies in the spool under their names are removed.
+When the server with this number is gone (a fork of it may hold the pipe open), the owner's folders
+in TEMP are removed, after every process was killed that was started with such a folder in its
+environment. A byte on the pipe sends the keeper away.
 
 Imports only the standard library: it runs beside every build, and a program of few megabytes is not
 the first to be killed when memory is short.
@@ -72,50 +71,23 @@ def _environment(pid: int) -> list[bytes]:
         return []
 
 
-def _main(server: int, spool: bytes) -> None:
+def _main(server: int, temp: str, owner: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends with its server, and not before
     os.nice(19)
-    folders = _listen(server)
-    if folders:
-        end_processes_of(folders)
-        _remove(folders, spool)
-
-
-def _listen(server: int) -> set[bytes]:
-    """Keep the list until the server is gone; return what was on it then."""
-    folders: set[bytes] = set()
-    rest = b""
-    while True:
-        if not select.select([0], [], [], _LOOK_S)[0]:
-            if os.getppid() == server:
-                continue
+    while not select.select([0], [], [], _LOOK_S)[0]:
+        if os.getppid() != server:
             break
-        data = os.read(0, 1 << 16)
-        if not data:
-            break
-        *records, rest = (rest + data).split(b"\0")
-        for record in records:
-            (folders.add if record[:1] == b"+" else folders.discard)(record[1:])
-    return folders
-
-
-def _remove(folders: set[bytes], spool: bytes) -> None:
+    else:
+        if os.read(0, 1):
+            return
+    folders = [os.path.join(temp, name) for name in os.listdir(temp) if f"-{owner}-" in name]
+    end_processes_of(folders)
     import shutil  # megabytes that are not needed before
 
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
-        prefix = os.path.basename(folder) + b"."
-        try:
-            parts = [name for name in os.listdir(spool) if name.startswith(prefix)]
-        except OSError:
-            continue
-        for name in parts:
-            try:
-                os.unlink(os.path.join(spool, name))
-            except OSError:
-                continue  # a later start removes it
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), os.fsencode(sys.argv[2]))
+    _main(int(sys.argv[1]), *sys.argv[2:4])

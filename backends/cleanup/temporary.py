@@ -27,9 +27,6 @@ logger = logging.getLogger(__name__)
 #: Age of what is in nobody's use any more, where nobody can be asked.
 STALE_SECONDS = 2 * 24 * 3600.0
 _OURS = re.compile(rf"warmgraph-[a-z]+-({owners.PATTERN})-[a-z0-9_]{{8}}")
-#: What earlier versions made, without an owner: workers' caches, and folders to load kernels from.
-_EARLIER = re.compile(r"warmgraph-(?:worker-)?[a-z0-9_]{8}")
-_KERNELS = (".cubin", ".so")
 _TRIES = 5
 
 
@@ -105,14 +102,9 @@ def sweep() -> None:
         logger.info("Removed %d temporary folders of processes that were killed", len(folders))
 
 
-def is_abandoned(owner: owners.Owner | None, changed: float) -> bool:
-    """Whether nobody uses something of this owner any more.
-
-    Args:
-        owner: None if it does not say.
-        changed: when it was last changed, as `os.stat` has it.
-    """
-    life = owners.Life.UNKNOWN if owner is None else owners.life(owner)
+def _is_abandoned(owner: owners.Owner, changed: float) -> bool:
+    """Whether nobody uses something of this owner any more, that was changed then."""
+    life = owners.life(owner)
     if life is owners.Life.UNKNOWN:
         return changed < time.time() - STALE_SECONDS
     return life is owners.Life.ENDED
@@ -124,15 +116,14 @@ def abandoned() -> list[Path]:
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             owner = owner_of(entry.name)
-            if owner is None and not _EARLIER.fullmatch(entry.name):
+            if owner is None:
                 continue
             with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
                 if (
                     stat.S_ISDIR(status.st_mode)
                     and _is_mine(status)
-                    and is_abandoned(owner, status.st_mtime)
-                    and (owner is not None or _is_earlier(Path(entry.path)))
+                    and _is_abandoned(owner, status.st_mtime)
                 ):
                     found.append(Path(entry.path))
     return found
@@ -140,10 +131,3 @@ def abandoned() -> list[Path]:
 
 def _is_mine(status: os.stat_result) -> bool:
     return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
-
-
-def _is_earlier(folder: Path) -> bool:
-    """Whether an earlier version made it: a name of eight letters may be anybody's."""
-    if folder.name.startswith("warmgraph-worker-"):
-        return True
-    return all(entry.suffix in _KERNELS and not entry.is_dir() for entry in folder.iterdir())

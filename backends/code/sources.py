@@ -26,14 +26,9 @@ from .declared import constructors
 from .packs import OWN, origin
 from .watch import Owner, Watch, namespace
 
-_FOREIGN = frozenset(sys.stdlib_module_names) | {
-    "torch",
-    "torchvision",
-    "numpy",
-    "einops",
-    "logging",
-    "typing_extensions",
-}
+_FOREIGN = frozenset(sys.stdlib_module_names) | frozenset(
+    ("torch", "torchvision", "numpy", "einops", "logging", "typing_extensions")
+)
 #: Methods of torch's layers that other packs are known to replace.
 _OF_TORCH = ("forward", "_conv_forward")
 _LONGEST = 200  # characters of a plain value

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..code.packs import foreign_class, is_known
+from ..contract import RegionSpec
 from ..host_api.options import UNREAD
 from ..learning.family import family_of
 from ..learning.form import NAME as LEARNED
@@ -16,6 +17,7 @@ from ..learning.form import Learned
 from ..learning.values import name_of
 from ..plans.family import Family, Inputs
 from ..plans.plan import Form, Plan
+from ..plans.region_code import RegionCode
 from ..reasons import Reason, joined, of
 from . import (
     adapter,
@@ -77,18 +79,17 @@ _TITLES[LEARNED] = "Learned models"
 _BY_ROOT: dict[str, Family] = {name: family for family in FAMILIES for name in family.roots}
 
 
-def form_of(family: str, name: str, way: Mapping[str, Any] | None = None) -> Form:
-    """Return a form by the names, and for learned blocks the way, in a description.
+def code_of(spec: RegionSpec) -> RegionCode:
+    """Return a description's code, by its form's names, or the way in which its block is called
+    where that was learned.
 
     Raises:
         KeyError: no such form, or a learned one of another name.
     """
-    if not way:
-        return _FORMS[family, name]
-    form = Learned(dict(way))
-    if (form.family, form.name) != (family, name):
-        raise KeyError(f"the form must be {family} {name}, got {form.family} {form.name}")
-    return form
+    form = Learned(dict(spec.way)) if spec.way else _FORMS[spec.family, spec.form]
+    if (form.family, form.name) != (spec.family, spec.form):
+        raise KeyError(f"the form must be {spec.family} {spec.form}, got {form.family} {form.name}")
+    return RegionCode(spec, form)
 
 
 def family_title(name: str) -> str | None:

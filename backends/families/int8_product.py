@@ -14,7 +14,8 @@ from ..contract import InputSpec, RegionSpec, Symbol
 from ..device.gpu import has_int8_cores, is_gpu, kind_of
 from ..kernels import int8_sums
 from ..plans.family import Family
-from ..plans.plan import Form, Place, Plan, describe_place
+from ..plans.plan import Form, Place, Plan
+from ..plans.specs import describe_place
 from ..torch_api import compiling
 
 NAME = "int8_product"

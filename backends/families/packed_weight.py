@@ -15,7 +15,8 @@ import torch
 from ..contract import InputSpec, RegionSpec, Symbol
 from ..kernels.packed_blocks import FORMATS, BlockFormat, code_of, unpack
 from ..plans.family import Family
-from ..plans.plan import Form, Place, Plan, describe_place
+from ..plans.plan import Form, Place, Plan
+from ..plans.specs import describe_place
 
 NAME = "packed_weight"
 #: What each step may be rounded to, and what the result is in.

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ..building.claims import Claims, Waiting
+from ..building.claims import Claims
 from ..storing.manifest import is_key
 from ..storing.signing import Signer
 from .place import private_folder
@@ -35,12 +35,14 @@ _MOST_BYTES = 200
 
 
 @dataclass(eq=False)
-class _Asked(Waiting):
-    """A graph that is to be built: when to ask again, by the monotonic clock; whether another
-    machine's claim was seen, whether there is nothing to wait for, and whether a claim is ours.
+class _Asked:
+    """A graph that is to be built: of which target, and since when it is; when to ask again, by the
+    monotonic clock; whether another machine's claim was seen, whether there is nothing to wait for,
+    and whether a claim is ours.
     """
 
-    target: str = ""
+    target: str
+    since: float
     again: float = 0.0
     is_claimed: bool = False
     is_over: bool = False
@@ -74,30 +76,29 @@ class FleetClaims(Claims):
         self._remote, self._spool = remote, spool
         self._look_s, self._age_s = look_s, age_s
         self._token = secrets.token_hex(8)
-        self._asked: dict[str, _Asked] = {}  # guarded by the lock of `_news`
+        self._asked: dict[str, _Asked] = {}  # guarded by the lock
         self._can_claim = True
 
-    def take(self, key: str, then: Callable[[], object], target: str = "") -> bool:
+    def take(self, key: str, target: str = "") -> bool:
         """See `Claims`; False also while the remote store is asked."""
-        if not super().take(key, then, target):
+        if not super().take(key, target):
             return False
-        with self._news:
+        with self._lock:
             now = time.monotonic()
-            asked = self._asked.setdefault(key, _Asked(now, target=target))
-            waited = now - asked.since
-            if asked.is_over or self._remote.is_resting or waited >= self._patience_s():
+            asked = self._asked.setdefault(key, _Asked(target, now))
+            is_late = now - asked.since >= self._patience_s()
+            if asked.is_over or is_late or self._closed or self._remote.is_resting:
                 return True
-            asked.then = then
-            if key not in self._waiting:
-                self._waiting[key] = asked
-                self._watch()
-                self._ask(key, asked)
+            if asked.again > now:
+                return False
+            asked.again = math.inf
+        self._remote.ask(partial(self._claim, key, asked), partial(self._go_on, asked))
         return False
 
     def release(self, key: str) -> None:
         """See `Claims`; the remote claim goes once the graph is sent."""
         super().release(key)
-        with self._news:
+        with self._lock:
             asked = self._asked.pop(key, None)
         if asked is not None and asked.is_ours:
             self._remote.after_push(key, partial(self._remove, key))
@@ -107,30 +108,16 @@ class FleetClaims(Claims):
         super().close()
         self._remote.close()
 
-    def _is_free(self, key: str, waiting: Waiting) -> bool:
-        """See `Claims`; looks again at a remote claim where it is time to."""
-        if not isinstance(waiting, _Asked):
-            return super()._is_free(key, waiting)
-        if not waiting.is_over and waiting.again <= time.monotonic():
-            self._ask(key, waiting)
-        return waiting.is_over
-
-    def _ask(self, key: str, asked: _Asked) -> None:
-        asked.again = math.inf
-        self._remote.ask(partial(self._claim, key, asked), partial(self._go_on, key, asked))
-
-    def _go_on(self, key: str, asked: _Asked, may_build: bool | None) -> None:
+    def _go_on(self, asked: _Asked, may_build: bool | None) -> None:
         asked.is_over = may_build is not False  # who does not reach the place builds
         now = time.monotonic()
         asked.again = now + min(max(self._look_s, (now - asked.since) / 10), MOST_LOOK_S)
-        if asked.is_over:
-            self._tell(key)
 
     # --- in the remote's pool ---------------------------------------------------------------------
 
     def _claim(self, key: str, asked: _Asked) -> bool:
         may_build = self._may_build(key, asked)
-        with self._news:
+        with self._lock:
             is_wanted = self._asked.get(key) is asked
         if asked.is_ours and not is_wanted:  # released meanwhile
             self._remove(key)

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 from ..building.claims import BY_ANOTHER_SERVER
 from ..building.contract import BuildResult
 from ..contract import Compiler, RegionSpec, WeightSpec
-from ..errors import BuildError, ManifestError
-from ..kinds.module_tree import parameters
+from ..errors import BuildError, GraphFileError, ManifestError
+from ..kinds.module_tree import parameters, walk
 from ..reasons import NOTHING, Reason, of, with_remedy
+from ..storing.graph_file import Fault, RefusedFileError
 from ..storing.manifest import Facts, read_facts, read_seconds
 from ..target import keys
 
@@ -47,6 +48,13 @@ class Refusal(NamedTuple):
     reason: Reason
     remedy: Reason
     untrusted_in: Path | None
+
+    @classmethod
+    def by(cls, error: GraphFileError) -> Refusal:
+        """Return one line for all graphs of an untrusted folder, otherwise the file's own."""
+        if isinstance(error, RefusedFileError) and error.fault is Fault.UNTRUSTED:
+            return cls(error.of_folder, error.remedy, error.path.parent)
+        return cls(error.reason, error.remedy, None)
 
 
 class Loaded(NamedTuple):
@@ -161,6 +169,12 @@ class CompiledGraph:
     def remedy(self) -> Reason:
         """What to do about that reason; empty for nothing."""
         return self.outcome.remedy
+
+    @property
+    def cost(self) -> int:
+        """An estimate of build time: its region's modules; rare graphs come last."""
+        module, is_rare = self.description.module, self.description.wide
+        return 0 if is_rare else sum(1 for _ in walk(module))
 
     @property
     def is_pending(self) -> bool:

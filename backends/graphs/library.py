@@ -4,44 +4,40 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..building.builder import Builder
-from ..building.claims import Claims
+from ..building.claims import POLL_S, Claims
 from ..building.contract import BuildResult, Job
 from ..contract import Compiler, RegionSpec
-from ..errors import CancelledBuildError, GraphFileError, ManifestError, WarmgraphError
+from ..errors import CancelledBuildError, GraphFileError, WarmgraphError
 from ..events import Event, Events
 from ..fleet.remote import Remote
 from ..reasons import NOTHING, Reason, of, with_remedy
-from ..storing.graph_file import SUFFIX
 from ..storing.store import Store
 from ..target import keys
-from ..target.target import explain_target, target_name
+from ..target.target import target_name
 from .compiled_graph import (
     MAX_ATTEMPTS,
     CompiledGraph,
     Loaded,
     Outcome,
+    Refusal,
     State,
-    manifest_of,
-    validate_result,
-    validate_weights,
 )
-from .dump import dump_description, dump_graph
-from .outcomes import cost_of, loaded_of, raw_of, refusal_of, what_stays, words_of
+from .dump import dump_description
+from .loading import Loading
+from .said import Said
 
 logger = logging.getLogger(__name__)
 
 _CLOSED = of("closed")
-_NEIGHBOURS = 512  # files of one folder that are read, at most, to explain a miss
 
 
 class Graphs:
@@ -72,6 +68,7 @@ class Graphs:
         self._dump_folder = dump
         self._remote = remote
         self._store = store
+        self._loading = Loading(store, remote, dump)
         self._builder = builder
         self._claims = claims
         self._events = events
@@ -80,17 +77,22 @@ class Graphs:
         self._graphs: dict[tuple[str, int], CompiledGraph] = {}
         #: Builds that have not come to their end, by key; of the loader's thread.
         self._building: dict[str, Future[BuildResult]] = {}
-        self._warned: set[str] = set()
-        self._detailed: set[str] = set()
+        self._said = Said()
+        self._closed = threading.Event()
+        #: What other servers build, and whether a thread looks at that; of the loader's thread.
+        self._awaited: list[CompiledGraph] = []
+        self._is_watching = False
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="warmgraph-load")
         self._versions = itertools.count(1)
         #: Another number after each change of a state; sessions compare it before each step.
         self.version = 0
         self.builds = 0
         self.loads = 0
-        #: Why nothing is kept on disk, as far as is known.
-        self.unkept: str | None = None
-        self._has_looked = False
+
+    @property
+    def unkept(self) -> str | None:
+        """Why nothing is kept on disk, as far as is known."""
+        return self._loading.unkept
 
     def graph(
         self, description: RegionSpec, backend: Compiler, target: dict[str, Any], card: int = 0
@@ -147,8 +149,8 @@ class Graphs:
                 elif graph.state is State.LOADING:
                     graph.folders += tuple(f for f in folders if f not in graph.folders)
                     graph.build_wanted |= build
-        for graph in sorted(wanted, key=cost_of, reverse=True):
-            self._hand_over(graph, self._load_or_build, graph)
+        for graph in sorted(wanted, key=lambda each: each.cost, reverse=True):
+            self._hand_over(graph, self._step, self._advance)
 
     def settle(self) -> None:
         """Wait until everything requested so far was looked for on disk (builds may go on), and in
@@ -161,6 +163,7 @@ class Graphs:
 
     def close(self) -> None:
         """Stop loading; the builder is closed by its owner."""
+        self._closed.set()
         self._claims.close()
         self._loader.shutdown(wait=False, cancel_futures=True)
         for graph in self._snapshot():
@@ -174,85 +177,113 @@ class Graphs:
     def _hand_over(self, graph: CompiledGraph, task: Callable[..., None], *arguments: Any) -> None:
         """Have the loader's thread do something for a pending graph."""
         try:
-            self._loader.submit(task, *arguments)
+            self._loader.submit(task, graph, *arguments)
         except RuntimeError as error:  # it takes no more tasks
             logger.debug("%s is not waited for: %s", graph.description.label, error)
             self._set(graph, Outcome(State.MISSING, _CLOSED))
 
-    def _load_or_build(
-        self, graph: CompiledGraph, first: bool = True, *, remote: bool = True
-    ) -> None:
-        """Look for a graph; afterwards somebody works on it, or it has a reason.
+    def _advance(self, graph: CompiledGraph, remote: bool = True) -> None:
+        """Bring a pending graph on by all that needs no waiting: a file is loaded, the remote store
+        is asked, another server's build awaited, or its own begun. What waits comes back here.
 
         Args:
-            remote: whether to look in the remote store as well; then it comes back here, without
-                waiting.
+            remote: whether the remote store is still to be asked.
         """
-        remote = remote and self._remote is not None
+        is_settled = False
+        while not is_settled:
+            folders = graph.folders
+            if self._find(graph, folders) or (remote and self._look_elsewhere(graph)):
+                return
+            remote = False
+            if not graph.build_wanted:
+                self._explain(graph, folders)
+            with self._lock:  # from here on another request finds the graph missing
+                is_settled = graph.folders == folders  # else more were named meanwhile
+                if is_settled:
+                    state = State.BUILDING if graph.build_wanted else State.MISSING
+                    graph.outcome = graph.outcome._replace(state=state, elsewhere=False)
+        if graph.state is State.MISSING:
+            self._set(graph, graph.outcome)
+        else:
+            self._claim(graph)
+
+    def _claim(self, graph: CompiledGraph) -> None:
+        """Build a graph, or load it, unless another server builds it."""
+        if not self._claims.take(graph.key, graph.target):
+            if not graph.is_elsewhere:
+                self._set(graph, graph.outcome._replace(elsewhere=True))
+            if graph not in self._awaited:
+                self._awaited.append(graph)
+            if not self._is_watching:
+                self._is_watching = True
+                threading.Thread(target=self._watch, name="warmgraph-claims", daemon=True).start()
+        elif not self._has_arrived(graph):
+            self._build(graph)
+
+    def _watch(self) -> None:
+        """Claim what other servers build again and again, until nothing is left."""
+        with suppress(RuntimeError, CancelledError):  # closed meanwhile
+            while not self._closed.wait(POLL_S) and self._loader.submit(self._claim_again).result():
+                pass
+
+    def _claim_again(self) -> bool:
+        awaited, self._awaited = self._awaited, []
+        for graph in awaited:
+            self._step(graph, self._claim)
+        self._is_watching = bool(self._awaited)
+        return self._is_watching
+
+    def _step(self, graph: CompiledGraph, task: Callable[..., None], *arguments: Any) -> None:
+        """Do something for a graph, if it has not been dropped meanwhile."""
         try:
-            build: bool | None = None
-            while build is None:
-                folders = graph.folders
-                if self._find(graph, folders, explain=not remote):
-                    return
-                if remote:
-                    remote = False
-                    if self._look_elsewhere(graph, first):
-                        return
-                    if not graph.build_wanted:
-                        continue  # to explain it
-                with self._lock:  # from here on another request finds the graph missing
-                    if graph.folders == folders:  # else more folders were named meanwhile
-                        build = graph.build_wanted
-                        state = State.BUILDING if build else State.MISSING
-                        graph.outcome = graph.outcome._replace(state=state, elsewhere=False)
-            if build:
-                self._claim_and_build(graph, first)
+            if graph.is_pending:
+                task(graph, *arguments)
             else:
-                self._set(graph, graph.outcome)
+                self._claims.release(graph.key)
         except BaseException as error:  # the outermost frame, whatever a backend's code raises
             self._give_up(graph, of("gave_up", error=words_of(error)), error)
 
-    def _look_elsewhere(self, graph: CompiledGraph, first: bool) -> bool:
+    def _look_elsewhere(self, graph: CompiledGraph) -> bool:
         """Have a graph looked for in the remote store; False if that is of no use now."""
-
-        def come_back() -> None:
-            if graph.is_pending:  # else dropped meanwhile
-                self._load_or_build(graph, first, remote=False)
-
-        def then() -> None:
-            self._hand_over(graph, _logged, come_back)
-
         if self._remote is None:
             return False
         self._look_at_store()
-        return self._remote.look(graph.key, graph.target, then)
+        come_back = partial(self._hand_over, graph, self._step, self._advance, False)
+        return self._remote.look(graph.key, graph.target, come_back)
 
-    def _find(
-        self, graph: CompiledGraph, folders: tuple[Path, ...], *, explain: bool = True
-    ) -> bool:
-        """Load a graph from a file; if there is none, say why unless it is to be built."""
+    def _has_arrived(self, graph: CompiledGraph) -> bool:
+        """Load a graph whose file came before it was claimed."""
+        is_there = (graph.is_elsewhere or graph.refused is None) and self._store.find(graph.key)
+        return bool(is_there) and self._find(graph, graph.folders)
+
+    def _find(self, graph: CompiledGraph, folders: Sequence[Path]) -> bool:
+        """Load a graph from a file; False if none serves, noting why a file is not used."""
         reason: Reason | None = None
         remedy = NOTHING
         try:
-            if self._load(graph, folders):
+            if (loaded := self._loading.from_file(graph, folders)) is not None:
+                self.loads += 1
+                self._set(graph, Outcome(State.READY, loaded=loaded))
                 return True
         except GraphFileError as error:
             # A file that must not be used is named, and built anew where that is allowed.
-            graph.refused = refusal_of(error)
+            graph.refused = Refusal.by(error)
             reason, remedy, _ = graph.refused
             if graph.build_wanted:  # else the sessions that wait for it report it
-                self._warn_once(with_remedy(reason, remedy or of("do_nothing_anew")))
-            self._detail(f"{graph.description.label} was not loaded", error)
+                self._said.warn(with_remedy(reason, remedy or of("do_nothing_anew")))
+            self._said.detail(f"{graph.description.label} was not loaded", error)
         except BaseException as error:
             logger.exception("Loading %s failed", graph.description.label)
             reason = of("loading_failed", error=words_of(error))
-        if explain and not graph.build_wanted:
-            if reason is None and graph.refused is not None:
-                reason, remedy, _ = graph.refused
-            reason = reason or self._explain_missing(graph, folders)
         graph.outcome = graph.outcome._replace(reason=reason, remedy=remedy)
         return False
+
+    def _explain(self, graph: CompiledGraph, folders: Sequence[Path]) -> None:
+        """Say why no file serves a graph that is not to be built."""
+        if graph.reason is None:
+            reason, remedy, _ = graph.refused or (None, NOTHING, None)
+            reason = reason or self._loading.why_missing(graph, folders)
+            graph.outcome = graph.outcome._replace(reason=reason, remedy=remedy)
 
     def _give_up(self, graph: CompiledGraph, why: Reason, error: BaseException) -> None:
         """Fail a graph at the boundary of a thread, if nothing else has ended it."""
@@ -260,85 +291,14 @@ class Graphs:
         if graph.state is not State.READY:
             self._set(graph, Outcome(State.FAILED, why))
 
-    def _detail(self, what: str, error: BaseException) -> None:
-        """Write an error's causes to the log, a worker's trace among them; the same ones once."""
-        if error.__cause__ is None:
-            return
-        cause = str(error.__cause__)
-        frames = [line for line in cause.splitlines() if line.startswith('  File "')]
-        mark = "\n".join(frames) or cause
-        if mark not in self._detailed:
-            self._detailed.add(mark)
-            logger.info("Warmgraph: %s, in detail:", what, exc_info=error)
-
-    def _claim_and_build(self, graph: CompiledGraph, first: bool) -> None:
-        """Build a graph, or have it looked for again when another server has built it."""
-
-        def look_again(first: bool = True) -> None:
-            if graph.state is State.BUILDING:
-                self._load_or_build(graph, first)
-            else:  # dropped meanwhile
-                self._claims.release(graph.key)
-
-        elsewhere = not self._claims.take(
-            graph.key, lambda: self._hand_over(graph, _logged, look_again), graph.target
-        )
-        if elsewhere:
-            self._set(graph, graph.outcome._replace(state=State.BUILDING, elsewhere=True))
-        elif first and graph.refused is None and self._store.find(graph.key) is not None:
-            look_again(first=False)  # it arrived between the look and the claim
-        else:
-            self._build(graph)
-
-    def _warn_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            logger.warning("%s", text)
-
-    def _load(self, graph: CompiledGraph, folders: tuple[Path, ...]) -> bool:
-        started = time.perf_counter()
-        file = self._store.load(graph.key, folders)
-        if file is None:
-            return False
-        facts = file.manifest.facts
-        try:
-            validate_weights(graph, facts)
-        except ManifestError as error:
-            raise GraphFileError(
-                of("file_unlike_part", path=file.path, error=error.reason),
-                remedy=of("do_nothing_again"),
-            ) from error
-        call = graph.backend.load(file.payload, graph.card)
-        self._dump(graph, file.payload)
-        size = None
-        with suppress(OSError):  # another process may have evicted it by now
-            size = file.path.stat().st_size
-        loaded = loaded_of(call, facts, file.manifest.payload.sha256, file.manifest.build_seconds)
-        took_ms = (time.perf_counter() - started) * 1e3
-        self.loads += 1
-        self._ready(graph, loaded._replace(source="loaded", load_ms=took_ms, bytes=size))
-        return True
-
-    def _ready(self, graph: CompiledGraph, loaded: Loaded) -> None:
-        graph.refused = None
-        self._set(graph, Outcome(State.READY, loaded=loaded))
-
     def _look_at_store(self) -> None:
-        """Report before anything is built or fetched whether it can be kept; a complete store need
-        not be writable.
-        """
-        if self._has_looked:
-            return
-        self._has_looked = True
-        self.unkept = self._store.why_unwritable()
-        if self.unkept is not None:
-            logger.warning("What is compiled is not kept on disk: %s", self.unkept)
+        if self._loading.looks_unkept():  # to be told before anything is built or fetched
             self._note_change()
 
     def _build(self, graph: CompiledGraph) -> None:
         needs = graph.backend.needs_to_build(graph.description.device)
         if (unmet := next((need for need in needs if not need.met), None)) is not None:
-            self._warn_once(of("nothing_compiles", why=with_remedy(unmet.reason, unmet.remedy)))
+            self._said.warn(of("nothing_compiles", why=with_remedy(unmet.reason, unmet.remedy)))
             self._set(graph, Outcome(State.FAILED, of("compiling_failed", why=unmet.reason)))
             return
         self._look_at_store()
@@ -350,11 +310,11 @@ class Graphs:
         }
         if self._dump_folder is not None:
             task["dump"] = str(dump_description(self._dump_folder, graph))
-        job = Job(key=graph.key, label=graph.description.label, cost=cost_of(graph), task=task)
+        job = Job(key=graph.key, label=graph.description.label, cost=graph.cost, task=task)
         self._set(graph, graph.outcome._replace(state=State.BUILDING, elsewhere=False))
         future = self._building.get(graph.key) or self._builder.submit(job)
         self._building[graph.key] = future
-        future.add_done_callback(lambda done: self._hand_over(graph, self._arrived, graph, done))
+        future.add_done_callback(lambda done: self._hand_over(graph, self._arrived, done))
 
     def _arrived(self, graph: CompiledGraph, future: Future[BuildResult]) -> None:
         """Take a build's outcome; whatever it is, the graph is not building afterwards."""
@@ -374,82 +334,34 @@ class Graphs:
             reason = error.reason if isinstance(error, WarmgraphError) else words_of(error)
             if isinstance(error, WarmgraphError) and error.final:
                 graph.attempts = MAX_ATTEMPTS
-                self._warn_once(of("until_restart", why=error.told))
+                self._said.warn(of("until_restart", why=error.told))
             else:
-                logger.warning("%s: %s", what_stays(graph), reason)
-            self._detail(f"the build of {graph.description.label} failed", error)
+                logger.warning("%s runs at normal speed: %s", graph.description.label, reason)
+            self._said.detail(f"the build of {graph.description.label} failed", error)
             self._set(graph, Outcome(State.FAILED, of("compiling_failed", why=reason)))
             return
         result = future.result()
         try:
             loaded = self._keep(graph, result)
         except WarmgraphError as failure:
-            logger.warning("%s: %s", what_stays(graph), failure)
-            self._detail(f"{graph.description.label} was built and is not used", failure)
+            logger.warning("%s runs at normal speed: %s", graph.description.label, failure)
+            self._said.detail(f"{graph.description.label} was built and is not used", failure)
             graph.drop(failure.reason)
             self._set(graph, graph.outcome)
             return
-        self._ready(graph, loaded)
-
-    def _kept(self, graph: CompiledGraph, result: BuildResult) -> Loaded | None:
-        """Use a build also for another card that waited for it."""
-        others = (g.loaded for g in self._snapshot() if g.key == graph.key and g is not graph)
-        same = (each for each in others if each and each.payload_sha256 == result.payload.sha256)
-        return next(same, None)
+        self._set(graph, Outcome(State.READY, loaded=loaded))
 
     def _keep(self, graph: CompiledGraph, result: BuildResult) -> Loaded:
-        """Load a fresh graph and put its file into the store; without a disk it lives in memory."""
-        facts, seconds = validate_result(graph, result)
-        raw = raw_of(result)
-        call, size = graph.backend.load(raw, graph.card), None
-        if (kept := self._kept(graph, result)) is not None:
-            return kept._replace(call=call)
+        """Load and keep a build, once for all cards that waited for it."""
+        graphs = self._snapshot()
+        others = (g.loaded for g in graphs if g.key == graph.key and g is not graph)
+        for kept in others:
+            if kept is not None and kept.payload_sha256 == result.payload.sha256:
+                return kept._replace(call=self._loading.from_build(graph, result, keep=None).call)
+        ready = [g.key for g in graphs if g.state is State.READY]
+        loaded = self._loading.from_build(graph, result, keep=ready)
         self.builds += 1
-        self._dump(graph, raw)
-        manifest = manifest_of(graph, facts, seconds)
-        try:
-            path = self._store.put(manifest, result.payload)
-            size = path.stat().st_size
-            if self._remote is not None:
-                self._remote.push(path, graph.key, graph.target)
-            self._store.evict(keep=[g.key for g in self._snapshot() if g.state is State.READY])
-            self.unkept = None
-        except (GraphFileError, OSError) as error:
-            if self.unkept is None:
-                logger.warning("%s is not kept on disk: %s", graph.description.label, error)
-            told = error.told if isinstance(error, GraphFileError) else str(error)
-            self.unkept = Reason.plain(told)
-        loaded = loaded_of(call, facts, result.payload.sha256, seconds)
-        return loaded._replace(source="built", bytes=size)
-
-    def _dump(self, graph: CompiledGraph, payload: bytes) -> None:
-        if self._dump_folder is not None:
-            dump_graph(self._dump_folder, graph, payload)
-
-    def _explain_missing(self, graph: CompiledGraph, folders: Sequence[Path]) -> Reason:
-        """Say why no file serves: none at all, or one for another target or another host."""
-        for path in self._similar(folders):
-            try:
-                manifest = self._store.read_manifest(path, kind=graph.description.label)
-            except GraphFileError as error:
-                logger.debug("Passed over while a miss was explained: %s", error)
-                continue
-            if manifest is None:
-                continue
-            target = keys.target(graph.description.device, graph.backend, graph.card)
-            lines = explain_target(manifest.target, target)
-            lines += keys.explain_structure(manifest, graph.description)
-            if lines:
-                return of("no_file_fits", why=lines[:3])
-        return of("no_file")
-
-    def _similar(self, folders: Sequence[Path]) -> list[Path]:
-        found: list[Path] = []
-        for folder in (*folders, self._store.root):
-            with suppress(OSError):  # it is gone, or no folder
-                names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
-                found += [Path(folder) / name for name in names[:_NEIGHBOURS]]
-        return found
+        return loaded
 
     def _snapshot(self) -> list[CompiledGraph]:
         with self._lock:
@@ -458,6 +370,8 @@ class Graphs:
     def _set(self, graph: CompiledGraph, outcome: Outcome) -> None:
         if outcome.state is not State.BUILDING:
             self._claims.release(graph.key)
+        if outcome.state is State.READY:
+            graph.refused = None
         graph.outcome = outcome
         self._note_change()
 
@@ -472,8 +386,14 @@ class Graphs:
             self._loader.submit(self._events.publish, Event.GRAPH_CHANGED)
 
 
-def _logged(task: Callable[..., None], *arguments: Any) -> None:
+def words_of(error: BaseException) -> Reason:
+    """An error in one line; some have no text."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return Reason.plain(text or type(error).__name__)
+
+
+def _logged(task: Callable[[], None]) -> None:
     try:
-        task(*arguments)
+        task()
     except Exception:
         logger.exception("Warmgraph's background work failed")

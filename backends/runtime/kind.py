@@ -16,7 +16,8 @@ from ..graphs.compiled_graph import CompiledGraph
 from ..operators import left_layers, live_parts
 from ..operators.left_layers import Left
 from ..operators.live_parts import Live
-from ..plans.plan import Place, Plan, describe_live, describe_place, quick_signature
+from ..plans.plan import Place, Plan
+from ..plans.specs import describe_live, describe_place, quick_signature
 from ..reasons import Reason, of
 from .specializations import SPECIALIZATIONS, Needs, Specialization
 from .wiring import Guests

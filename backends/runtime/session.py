@@ -94,7 +94,8 @@ class Session:
         self.name = name
         self.backend = backend
         self.options = options
-        self._scope = scope
+        #: What the root module runs through.
+        self.scope = scope
         self._copies: Live[Scope] = Live()
         #: Copies with weights of their own, on other cards.
         self.cards = Cards()
@@ -130,11 +131,6 @@ class Session:
         """What is known of its model, if no family describes it."""
         return None if self.scope.learner is None else self.scope.learner.lesson
 
-    @property
-    def scope(self) -> Scope:
-        """What the root module runs through."""
-        return self._scope
-
     def begin_run(self) -> None:
         """It runs, perhaps in another prompt, to which the host's cache has served it."""
         self.counts.begin_run()
@@ -143,10 +139,6 @@ class Session:
 
     def _look_at_nodes(self, before: AttachedBy | None) -> AttachedBy | None:
         return self.scope.faults.spare(TELLING, "noting its nodes", self._whose, before)
-
-    def run_through(self, scope: Scope) -> None:
-        """Run through another scope: the host rebuilt the root module."""
-        self._scope = scope
 
     @property
     def graphs(self) -> list[CompiledGraph]:

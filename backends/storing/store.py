@@ -85,9 +85,7 @@ class Store:
         return None
 
     def why_unwritable(self) -> str | None:
-        """Say why nothing can be put into the shared folder, by putting something there; None where
-        that went well.
-        """
+        """Try to put something into the shared folder; say why that is not possible."""
         trial = self.root / f".{uuid.uuid4().hex}.trial"
         try:
             with _writing(self.root):
@@ -107,9 +105,7 @@ class Store:
                 yield path
 
     def find(self, key: str) -> Path | None:
-        """Return the shared store's file of a key, None when there is none. Nothing is verified
-        yet.
-        """
+        """Return the shared store's file of a key, None without one; nothing is verified yet."""
         return next(self.candidates(key), None)
 
     def has(self, key: str) -> bool:
@@ -150,17 +146,13 @@ class Store:
             if error.fault is Fault.DAMAGED and self._is_shared(path):
                 _move_aside(path, seen)
             raise
-        self.touch(path)
+        with suppress(OSError):  # the folder may be read-only
+            os.utime(path)
         return graph
 
     def read_manifest(self, path: Path, *, kind: str | None = None) -> Manifest | None:
-        """Return what a file of any origin says about itself; its payload is not touched.
-
-        Args:
-            kind: the only kind that is wanted, None for any.
-
-        Returns:
-            The manifest, None when it is another kind's.
+        """Return what a file of any origin says about itself, None when it is of another kind than
+        the only one that is wanted; its payload is not touched.
 
         Raises:
             GraphFileError: it cannot be read, or what it says is not a graph file's.
@@ -185,10 +177,8 @@ class Store:
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 write_whole(target, data)
-            except (
-                PermissionError
-            ):  # Windows: another process has just put or opened the same graph
-                if not self._is_ours(target):
+            except PermissionError:
+                if not self._is_ours(target):  # Windows: another process has just put it
                     raise
         return target
 
@@ -237,16 +227,9 @@ class Store:
         remove_stale(target.parent)
         return True
 
-    def touch(self, path: Path) -> None:
-        """Mark a file as used now; a folder that cannot be written is no error."""
-        with suppress(OSError):
-            os.utime(path)
-
     def evict(self, keep: Collection[str] = ()) -> list[str]:
-        """Delete the least recently used graphs of the shared store until it is within its cap.
-
-        Files in workflow folders are never looked at. Temporary files that a dead process left are
-        deleted as well.
+        """Delete the least recently used graphs of the shared store until it is within its cap, and
+        temporary files that a dead process left. Files in workflow folders are never looked at.
 
         Args:
             keep: Keys that stay whatever the cap says.
@@ -266,8 +249,7 @@ class Store:
                 key = key_of(path)
                 if key is None or key in keep:
                     continue
-                with suppress(OSError):  # in use (Windows), or another process was quicker
-                    path.unlink()
+                if _unlinked(path):
                     excess -= status.st_size
                     evicted.append(key)
         if evicted:
@@ -307,16 +289,11 @@ class Store:
         removed: list[int] = []
         with self._evicting:
             for path, status in list(self.graphs()):
-                if path in files:
-                    with suppress(OSError):  # in use (Windows), or another process was quicker
-                        path.unlink()
-                        removed.append(status.st_size)
+                if path in files and _unlinked(path):
+                    removed.append(status.st_size)
         if removed:
             logger.info("Warmgraph: deleted %d compiled graphs that the user cleared", len(removed))
         return StoreUsage(len(removed), sum(removed))
-
-    def _own_folder(self) -> Path:
-        return self.root / self._signer.fingerprint
 
     def _shared(self, key: str) -> Iterator[Path]:
         name = file_name(key)
@@ -329,7 +306,8 @@ class Store:
 
     def _target(self, key: str) -> Path:
         plain = self.root / file_name(key)
-        return self._own_folder() / plain.name if self._is_foreign(plain) else plain
+        own = self._is_foreign(plain)
+        return self.root / self._signer.fingerprint / plain.name if own else plain
 
     def _is_shared(self, path: Path) -> bool:
         return self.root in Path(os.path.abspath(path)).parents[:2]
@@ -363,6 +341,13 @@ class Store:
             for entry in entries:
                 if _OWN_FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
                     yield Path(entry.path)
+
+
+def _unlinked(path: Path) -> bool:
+    with suppress(OSError):  # in use (Windows), or another process was quicker
+        path.unlink()
+        return True
+    return False
 
 
 def _place(source: Path, target: Path) -> None:

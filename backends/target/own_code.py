@@ -18,6 +18,7 @@ from typing import TypeGuard
 #: through what a build imports, and says why each other module is not here.
 MAKERS = (
     "compilers/lowering.py",
+    "compilers/replacements.py",
     "compilers/rewrites.py",
     "host_api/activations.py",
     "host_api/attention.py",
@@ -28,6 +29,7 @@ MAKERS = (
     "operators/call_context.py",
     "operators/attention_layer.py",
     "plans/describe.py",
+    "plans/region_code.py",
     "operators/host_layer.py",
     "kinds/layout.py",
     "operators/live_arguments.py",

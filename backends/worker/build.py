@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..building.messages import REMEMBERED
-from ..code.transplant import Guests, transplanted
 from ..compilers import registry
 from ..compilers.registry import backend_named
-from ..contract import Compiler, Measure, Program, RegionSpec
+from ..contract import Compiler, Measure, RegionSpec
 from ..device.gpu import empty_cache, in_use, is_gpu, pretended
 from ..errors import BrokenWorkerError, BuildError, RequirementError, WarmgraphError
-from ..families.catalogue import form_of
+from ..families.catalogue import code_of
 from ..host_api.process import import_host
-from ..plans.describe import named_code
-from ..plans.plan import region_sources
+from ..plans.region_code import RegionCode
 from ..reasons import of
-from ..target import keys
 from ..torch_api import cuda_pretended, present
 from .checks import checked
 from .export import export
-from .notebook import Notebook
+
+logger = logging.getLogger(__name__)
 
 
 def prepare(hello: dict[str, Any]) -> None:
@@ -61,67 +62,56 @@ def run(task: dict[str, Any], *, measure: Measure) -> tuple[bytes, dict[str, Any
             backend needs, the build failed, or the graph differs from eager; a final one where no
             build can succeed with this torch.
     """
-    card = task.get("card", 0)
-    with in_use(card) if is_gpu(task["description"]["device"]) else nullcontext():
-        return _run(task, measure)
-
-
-def _run(task: dict[str, Any], measure: Measure) -> tuple[bytes, dict[str, Any]]:
-    description = RegionSpec.from_dict(task["description"])
-    if description.packs:  # as in the server: the host was imported before the packs
-        named_code(description.module)
-    backend = backend_named(task["backend"])
-    _check_requirements(backend, description.device)
-    form = form_of(description.family, description.form, description.way)
     started = time.monotonic()
-    with transplanted(description.packs) as guests:
-        _check_key(task, description, form, guests)
-        try:
-            notebook = Notebook(task.get("dump"))
-            return _build(description, form, backend, guests, measure, started, notebook)
-        except Exception as error:
-            # Nothing runs on a card that is not here.
-            is_here = pretended() is None
-            broken = backend.explain_failure(description.device) if is_here else None
-            if broken is None:
-                raise
-            if broken.final:
-                words = of("nothing_compiles", why=broken.reason)
-                raise BuildError(words, remedy=broken.remedy, final=True) from error
-            said = error.reason if isinstance(error, WarmgraphError) else error
-            words = of("broke_here", error=said, why=broken.reason)
-            raise BrokenWorkerError(words, remedy=broken.remedy) from error
-        finally:
-            if is_gpu(description.device):
-                with contextlib.suppress(RuntimeError):  # a broken card has raised already
-                    empty_cache()
+    spec, backend = RegionSpec.from_dict(task["description"]), backend_named(task["backend"])
+    on_card = in_use(task.get("card", 0)) if is_gpu(spec.device) else nullcontext()
+    with on_card:
+        unmet = next((each for each in backend.requirements(spec.device) if not each.met), None)
+        if unmet is not None:  # the server has it
+            raise BuildError(unmet.reason, remedy=unmet.remedy, final=unmet.is_final)
+        code = code_of(spec)
+        with code.in_place(), _explained(backend, spec.device):
+            code.check(task["key"], backend)
+            return _build(code, backend, measure, started, task.get("dump"))
 
 
-def _check_requirements(backend: Compiler, device: str) -> None:
-    """What the server has may be missing here."""
-    unmet = next((each for each in backend.requirements(device) if not each.met), None)
-    if unmet is not None:
-        raise BuildError(unmet.reason, remedy=unmet.remedy, final=unmet.is_final)
+@contextlib.contextmanager
+def _explained(backend: Compiler, device: str) -> Iterator[None]:
+    """Within this, a failure is told apart after which no build can succeed here."""
+    is_here = pretended() is None  # nothing runs on a card that is not
+    try:
+        yield
+    except Exception as error:
+        broken = backend.explain_failure(device) if is_here else None
+        if broken is None:
+            raise
+        if broken.final:
+            words = of("nothing_compiles", why=broken.reason)
+            raise BuildError(words, remedy=broken.remedy, final=True) from error
+        said = error.reason if isinstance(error, WarmgraphError) else error
+        words = of("broke_here", error=said, why=broken.reason)
+        raise BrokenWorkerError(words, remedy=broken.remedy) from error
+    finally:
+        if is_gpu(device):
+            with contextlib.suppress(RuntimeError):  # a broken card has raised already
+                empty_cache()
 
 
 def _build(
-    description: RegionSpec,
-    form: Any,
-    backend: Compiler,
-    guests: Guests,
-    measure: Measure,
-    started: float,
-    notebook: Notebook,
+    code: RegionCode, backend: Compiler, measure: Measure, started: float, dump: str | None
 ) -> tuple[bytes, dict[str, Any]]:
-    program = _export(description, form, guests)
-    notebook.write("exported.txt", lambda: program.graph_module.print_readable(print_output=False))
+    with code.blamed():
+        program = export(code)
+    code.check_packs(program)
+    if dump is not None:
+        _write(dump, "exported.txt", partial(program.graph_module.print_readable, False))
     exported = time.monotonic()
     compiled = backend.compile(program, measure=measure)
-    notebook.write("generated.py", lambda: compiled.source)
+    if dump is not None:
+        _write(dump, "generated.py", lambda: compiled.source)
     built = time.monotonic()
     # For a card that is not here it is compared at its first call in each process, as any graph is.
-    is_here = pretended() is None
-    checks = checked(program, backend.load(compiled.payload)) if is_here else []
+    checks = checked(program, backend.load(compiled.payload)) if pretended() is None else []
     facts = {
         **compiled.facts,
         "weights": [list(spec) for spec in program.weights],
@@ -136,30 +126,10 @@ def _build(
     return compiled.payload, facts
 
 
-def _export(description: RegionSpec, form: Any, guests: Guests) -> Program:
-    """Export a kind, and check that other packs' code in it can be part of a graph."""
-    if not guests.any:
-        return export(description, form)
+def _write(folder: str, name: str, make: Callable[[], str]) -> None:
+    """Write down an intermediate result for a developer; on failure the build goes on."""
     try:
-        program = export(description, form)
-    except BuildError as error:
-        raise BuildError(guests.blame(error.reason)) from error
-    smallest = program.example({s.name: s.minimum for s in description.symbols})
-    guests.check_options(lambda: program.run(*smallest))
-    return program
-
-
-def _check_key(task: dict[str, Any], description: RegionSpec, form: Any, guests: Guests) -> None:
-    """The key must be the same here, or this process sees another host or torch."""
-    here = region_sources(form, description.module)
-    if here != description.sources:
-        changed = [
-            n for n in {*here, *description.sources} if here.get(n) != description.sources.get(n)
-        ]
-        names = ", ".join(sorted(changed)[:3])
-        if guests.any:
-            raise BuildError(guests.blame(of("leaves_other_code", names=names)))
-        raise BuildError(of("other_host_code", label=description.label, names=names))
-    target = keys.target(description.device, backend_named(task["backend"]))
-    if keys.graph_key(description, target) != task["key"]:
-        raise BuildError(of("other_torch", target=target))
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / name).write_text(make(), "utf-8")
+    except Exception as error:  # torch may fail at printing its own result
+        logger.warning("%s could not be written into %s: %s", name, folder, error)

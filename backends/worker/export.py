@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,13 +18,13 @@ from torch.export import Dim
 from torch.export.graph_signature import InputKind
 
 from ..compilers.rewrites import tracing
-from ..contract import Eager, InputSpec, Program, RegionSpec, Symbol, WeightSpec
+from ..contract import InputSpec, Program, RegionSpec, Symbol, WeightSpec
 from ..errors import BuildError
 from ..kinds.layout import CONTIGUOUS, lay_out, memory_format
 from ..operators import host_attention, host_layer
 from ..operators.attention_layer import AttentionLayer
 from ..operators.stand_in import refuse_questions
-from ..plans.describe import make_twin
+from ..plans.region_code import RegionCode
 from ..reasons import of
 from ..torch_api import turns
 from ..torch_api.tracing import (
@@ -69,27 +70,21 @@ class _Region(torch.nn.Module):
             )
 
 
-def export(description: RegionSpec, form: Any) -> Program:
+def export(code: RegionCode) -> Program:
     """Export a kind.
-
-    Args:
-        description: the kind.
-        form: its form (`plans.plan.Form`), which knows the host's code for it.
 
     Raises:
         BuildError: the export narrowed a declared range or specialised a symbol, or the host's code
             asks for something, or passes it to attention, that no graph knows.
         DescriptionError: the module tree cannot be rebuilt here.
     """
+    description = code.spec
     device = torch.device(description.device)
     sizes = {s.name: s.example for s in description.symbols}
     with torch.no_grad(), size_oblivious(), fakes_worked_out():
         with fake_mode():
-            twin = make_twin(
-                description.module,
-                lambda shape, dtype: torch.empty(shape, dtype=dtype, device=device),
-            )
-            region = _Region(twin, form, description.layout).eval()
+            twin = code.twin(lambda shape, dtype: torch.empty(shape, dtype=dtype, device=device))
+            region = _Region(twin, code.form, description.layout).eval()
             examples = tuple(
                 example_input(spec, sizes, device, description.layout)
                 for spec in description.inputs
@@ -104,8 +99,8 @@ def export(description: RegionSpec, form: Any) -> Program:
         description,
         exported.graph_module,
         weights,
-        run=_eager(description, form),
-        run_in_full=_eager(description, form, in_full=True),
+        run=code.run,
+        run_in_full=partial(code.run, in_full=True),
         example=_Example(description, weights),
         work=_work(description, exported.graph_module),
         attends=any(_attends(node) for node in exported.graph.nodes),
@@ -237,19 +232,6 @@ def _weights(exported: Any) -> list[WeightSpec]:
         )
         for target, name in zip(weights, names, strict=False)
     ]
-
-
-def _eager(description: RegionSpec, form: Any, *, in_full: bool = False) -> Eager:
-    def run(weights: list[torch.Tensor], inputs: list[Any]) -> tuple[torch.Tensor, ...]:
-        pending = iter(weights)
-        twin = make_twin(description.module, lambda _shape, _dtype: next(pending))
-        if in_full:
-            host_layer.round_none(twin)
-        with torch.no_grad():
-            results: tuple[torch.Tensor, ...] = form.computed(twin, inputs)
-        return results
-
-    return run
 
 
 def _work(description: RegionSpec, graph_module: torch.fx.GraphModule) -> float:

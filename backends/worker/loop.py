@@ -18,12 +18,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Protocol
 
-from ..building.messages import MARK, RESULT, encode_message, read_message
-from ..building.worker_process import remove_after_me
+from ..building.messages import MARK, encode_message, read_message
 from ..cleanup.keeper import VARIABLE
 from ..cleanup.temporary import owner_of
 from ..errors import BrokenWorkerError, WarmgraphError
-from ..reasons import NOTHING, Reason
+from ..reasons import Reason
 
 if TYPE_CHECKING:
     from ..storing.graph_file import CompressedPayload
@@ -56,22 +55,19 @@ def serve(prepare: Callable[[dict[str, Any]], None], run: Run) -> NoReturn:
     gc.disable()  # saves a quarter of the imports' time, a tenth of a build's; collected in between
     channel = _Channel()
     hello = channel.receive()
-    channel.cache = Path(hello["cache"])
     started = time.monotonic()
     try:
         prepare(hello)
         from ..storing.graph_file import compress_payload
     except BaseException as error:  # the outermost frame: every error becomes text
-        channel.send(
-            {"unfit": _words(error).to_plain(), "final": _is_final(error), "trace": _trace(error)}
-        )
+        told = _told(error)
+        channel.send({**told, "unfit": told["error"]})
         channel.wait_for_the_end()
     gc.freeze()
     channel.send({"ready": os.getpid(), "seconds": round(time.monotonic() - started, 3)})
-    spool, stem = Path(hello["spool"]), channel.cache.name
     while True:
         message = channel.receive()
-        channel.send_frame(_do(channel, run, compress_payload, spool, stem, message))
+        channel.send_frame(_do(channel, run, compress_payload, message))
         gc.collect()
         gc.freeze()
 
@@ -80,8 +76,6 @@ def _do(
     channel: _Channel,
     run: Run,
     compress: Callable[[bytes], CompressedPayload],
-    spool: Path,
-    stem: str,
     message: dict[str, Any],
 ) -> bytes:
     """Run one job; returns the frame of its answer."""
@@ -91,31 +85,21 @@ def _do(
     try:
         raw, facts = run(message["task"], measure=gate.measure)
         payload = compress(raw)
-        file = spool / f"{stem}.{number}{RESULT}"
-        file.write_bytes(payload.data)
-        return encode_message(
+        answer = encode_message(
             {
                 "job": number,
                 "ok": True,
-                "file": file.name,
                 "sha256": payload.sha256,
+                "packed_bytes": len(payload.data),
                 "raw_bytes": payload.raw_bytes,
                 "facts": facts,
                 "seconds": round(time.monotonic() - started - gate.waited, 3),
             }
         )
+        return answer + payload.data
     except BaseException as error:  # no exception of a job may end its worker
-        return encode_message(
-            {
-                "job": number,
-                "ok": False,
-                "error": _words(error).to_plain(),
-                "final": _is_final(error),
-                "remedy": _remedy(error).to_plain(),
-                "trace": _trace(error),
-                "clean": _is_clean(error),
-            }
-        )
+        clean = _is_clean(error)
+        return encode_message({"job": number, "ok": False, **_told(error), "clean": clean})
 
 
 class _Channel:
@@ -134,21 +118,12 @@ class _Channel:
         os.dup2(2, 1)
         self._lock = threading.Lock()
         self._inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._orphaned = True  # until the builder says otherwise
-        self.cache: Path | None = None
         with self._lock:
             self._outgoing.write(MARK)
             self._outgoing.flush()
         threading.Thread(
             target=self._listen, args=(incoming,), name="warmgraph-listener", daemon=True
         ).start()
-        if sys.platform != "win32":
-            threading.Thread(
-                target=self._watch_parent,
-                args=(os.getppid(),),
-                name="warmgraph-parent",
-                daemon=True,
-            ).start()
 
     def send(self, message: dict[str, Any]) -> None:
         self.send_frame(encode_message(message))
@@ -170,29 +145,18 @@ class _Channel:
             self._inbox.get()
 
     def leave(self, status: int) -> NoReturn:
-        """End this process, with the compilers that it started and, in time, the cache."""
-        if self.cache and self._orphaned:
-            remove_after_me(self.cache)  # the main thread and its compilers still write there
+        """End this process, with the compilers that it started."""
         if sys.platform != "win32" and os.getpgid(0) == os.getpid():
             os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(status)
 
     def _listen(self, incoming: BinaryIO) -> None:
-        # Also while a job runs: a pipe that ends without a last message means a dead builder.
+        # Also while a job runs: the pipe ends with the builder.
         try:
             while (message := read_message(incoming)) is not None:
-                if message.get("leave"):
-                    self._orphaned = False
-                    break
                 self._inbox.put(message)
         finally:
             self.leave(0)
-
-    def _watch_parent(self, parent: int) -> None:
-        # A fork of the server may hold the pipe open after the server itself has died.
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        self.leave(0)
 
 
 class _Gate:
@@ -221,16 +185,12 @@ class _Gate:
                     self._channel.send({"measure": "end"})
 
 
-def _words(error: BaseException) -> Reason:
-    return error.reason if isinstance(error, WarmgraphError) else Reason.plain(one_line(error))
-
-
-def _remedy(error: BaseException) -> Reason:
-    return error.remedy if isinstance(error, WarmgraphError) else NOTHING
-
-
-def _is_final(error: BaseException) -> bool:
-    return isinstance(error, WarmgraphError) and error.final
+def _told(error: BaseException) -> dict[str, Any]:
+    """What the builder is told of an error."""
+    known = error if isinstance(error, WarmgraphError) else WarmgraphError(Reason(one_line(error)))
+    trace = "".join(traceback.format_exception(error))[-TRACE_CHARACTERS:]
+    reason, remedy = known.reason.to_plain(), known.remedy.to_plain()
+    return {"error": reason, "remedy": remedy, "final": known.final, "trace": trace}
 
 
 def _is_clean(error: BaseException) -> bool:
@@ -247,10 +207,6 @@ def one_line(error: BaseException) -> str:
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     name = type(error).__name__
     return f"{name}: {text}"[:400] if text else name
-
-
-def _trace(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))[-TRACE_CHARACTERS:]
 
 
 def _end_with_server() -> None:

@@ -89,9 +89,9 @@ def gpu_code(
 
     from warmgraph_backends.compilers.lowering import config_of, suited_to_device
     from warmgraph_backends.families import int8_product, packed_weight
-    from warmgraph_backends.families.catalogue import form_of, plan_model
+    from warmgraph_backends.families.catalogue import code_of, plan_model
     from warmgraph_backends.learning.family import family_of
-    from warmgraph_backends.plans.plan import describe_place
+    from warmgraph_backends.plans.specs import describe_place
     from warmgraph_backends.torch_api import compiling
     from warmgraph_backends.worker.export import export
 
@@ -118,7 +118,7 @@ def gpu_code(
                 raise ValueError(f"{name} must be learned, got {record['outside']}")
             places[form] = found_places[0]
         description = describe_place(places[form], plan, dtype=dtype, device="cuda")
-    program = export(description, form_of(description.family, description.form, description.way))
+    program = export(code_of(description))
     try:
         compiling.compile_wrapper(
             program.graph_module, config_of(program), last_pass=suited_to_device(program)

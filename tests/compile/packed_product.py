@@ -41,13 +41,14 @@ def main() -> None:
 
     from warmgraph_backends.compilers.lowering import config_of
     from warmgraph_backends.families import int8_product
+    from warmgraph_backends.families.catalogue import code_of
     from warmgraph_backends.kernels import products
     from warmgraph_backends.torch_api import compiling, loading, packing
     from warmgraph_backends.torch_api.payload import read_payload
     from warmgraph_backends.worker.export import export
 
     description = int8_product.describe(torch.bfloat16, "cuda")
-    program = export(description, int8_product.FORMS[description.form])
+    program = export(code_of(description))
     torch.cuda.is_available = lambda: True  # now Inductor asks
     module, source = compiling.compile_wrapper(
         program.graph_module,

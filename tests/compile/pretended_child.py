@@ -28,12 +28,12 @@ def main(tree: str, store: str, private: str, target: str) -> None:
     import torch
     from comfy import model_management
 
-    from warmgraph_backends.building.worker_thread import BuildResult
+    from warmgraph_backends.building.contract import BuildResult
     from warmgraph_backends.compilers.registry import backend_named
     from warmgraph_backends.device import gpu
     from warmgraph_backends.families.catalogue import plan_model
     from warmgraph_backends.graphs.compiled_graph import CompiledGraph, manifest_of, validate_result
-    from warmgraph_backends.plans.plan import describe_place
+    from warmgraph_backends.plans.specs import describe_place
     from warmgraph_backends.storing.graph_file import compress_payload
     from warmgraph_backends.storing.signing import Signer
     from warmgraph_backends.storing.store import Store

@@ -14,11 +14,11 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from warmgraph_backends.contract import Program, RegionSpec
-from warmgraph_backends.families.catalogue import form_of, plan_model
+from warmgraph_backends.families.catalogue import code_of, plan_model
 from warmgraph_backends.kernels import products, rounding
 from warmgraph_backends.kinds.tolerance import relative_l2
 from warmgraph_backends.operators.host_layer import HostLayer
-from warmgraph_backends.plans.plan import describe_place
+from warmgraph_backends.plans.specs import describe_place
 from warmgraph_backends.torch_api import compiling, loading, packing, tracing, turns
 from warmgraph_backends.worker.export import export
 from warmgraph_tools.inprocess import Host
@@ -225,7 +225,7 @@ def block(host: Host) -> RegionSpec:
 
 
 def _program(description: RegionSpec) -> Program:
-    return export(description, form_of(description.family, description.form))
+    return export(code_of(description))
 
 
 def test_the_hosts_block_adds_its_last_product_in_place(block: RegionSpec) -> None:

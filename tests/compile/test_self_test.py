@@ -19,7 +19,7 @@ from warmgraph_backends.compilers.self_test import self_test
 from warmgraph_backends.errors import BuildError, RequirementError
 from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.kinds.tolerance import Difference
-from warmgraph_backends.plans.plan import describe_place
+from warmgraph_backends.plans.specs import describe_place
 from warmgraph_backends.target import keys
 from warmgraph_backends.torch_api import compiling, present
 from warmgraph_backends.worker import build, checks

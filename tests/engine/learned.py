@@ -14,7 +14,9 @@ from warmgraph_backends.learning.family import family_of
 from warmgraph_backends.learning.form import Learned
 from warmgraph_backends.learning.record import learn_root
 from warmgraph_backends.plans.describe import make_twin
-from warmgraph_backends.plans.plan import Place, Plan, describe_place
+from warmgraph_backends.plans.plan import Place, Plan
+from warmgraph_backends.plans.region_code import RegionCode
+from warmgraph_backends.plans.specs import describe_place
 from warmgraph_backends.reasons import Reason
 from warmgraph_backends.runtime.placing import Placing
 from warmgraph_backends.runtime.written import leave
@@ -128,7 +130,7 @@ class Regions:
             loaded = self._built(description).loaded
             assert loaded is not None
             return loaded.weights, loaded.call
-        program = export(description, form)
+        program = export(RegionCode(description, form))
         return program.weights, lambda values: program.graph_module(*values)
 
 

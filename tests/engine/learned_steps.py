@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from warmgraph_backends.building.builder import BuildResult, Job
+from warmgraph_backends.building.contract import BuildResult, Job
 from warmgraph_backends.compilers.registry import backend_named
 from warmgraph_backends.contract import WhenMissing
 from warmgraph_backends.errors import BuildError, LearnError
 from warmgraph_backends.events import Events
-from warmgraph_backends.families.catalogue import form_of
+from warmgraph_backends.families.catalogue import code_of
 from warmgraph_backends.graphs.compiled_graph import CompiledGraph, Loaded, Outcome, State
 from warmgraph_backends.graphs.learned_models import LearnedModels
 from warmgraph_backends.plans.plan import Plan
@@ -44,7 +44,7 @@ def exported_here(graph: CompiledGraph) -> Outcome:
     """What a worker exports, run operator by operator: nothing is compiled."""
     told = graph.description
     try:
-        program = export(told, form_of(told.family, told.form, told.way))
+        program = export(code_of(told))
     except BuildError as failure:
         return Outcome(State.FAILED, reason=failure.reason)
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from warmgraph_backends.families.catalogue import plan_model
-from warmgraph_backends.plans.plan import Plan, describe_place
+from warmgraph_backends.plans.plan import Plan
+from warmgraph_backends.plans.specs import describe_place
 from warmgraph_backends.runtime import verifier
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host

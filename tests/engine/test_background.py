@@ -244,7 +244,7 @@ def test_what_another_server_builds_is_named_waited_for_and_then_loaded(
     (key,) = [k["key"] for k in lab.engine.report(looked)["kinds"] if k["state"] != "ready"]
     signer = Signer(lab.root / "user" / "__warmgraph")
     other = Claims(lab.store, signer, patience_s=lambda: 60.0)
-    assert other.take(key, lambda: None)
+    assert other.take(key)
     model = Probed(lab, host, when_missing="background")
     lab.settle()
     report = model.report()

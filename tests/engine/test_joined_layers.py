@@ -19,7 +19,9 @@ from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.operators import host_layer
 from warmgraph_backends.operators.call_context import using
 from warmgraph_backends.operators.live_parts import Live
-from warmgraph_backends.plans.plan import Place, Plan, describe_live, describe_place
+from warmgraph_backends.plans.plan import Place, Plan
+from warmgraph_backends.plans.region_code import RegionCode
+from warmgraph_backends.plans.specs import describe_live, describe_place
 from warmgraph_backends.worker import export
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
@@ -77,7 +79,7 @@ def test_layers_of_one_input_are_one_operator(host: Host, kind: str) -> None:
     found = {place.form.name: (place, made) for place, made in places_of(kind)}
     for form, sets in SETS[kind].items():
         place, description = found[form]
-        program = export.export(description, place.form)
+        program = export.export(RegionCode(description, place.form))
         assert sets_of(program) == sets
         named = [path for node in program.graph_module.graph.nodes for path in _paths(node)]
         assert sorted(named) == sorted(host_layer.paths(description.module))
@@ -92,7 +94,9 @@ def _paths(node: Any) -> Sequence[str]:
 def test_a_norm_that_others_may_have_stands_between_its_product_and_the_next(host: Host) -> None:
     place, description = next(places_of("wan"))
     norms = "self_attn.norm_k", "self_attn.norm_q"
-    program = export.export(describe_live(place, description, Live(True, norms)), place.form)
+    program = export.export(
+        RegionCode(describe_live(place, description, Live(True, norms)), place.form)
+    )
     assert sets_of(program) == [("cross_attn.k", "cross_attn.v")]
     calls = [path for node in program.graph_module.graph.nodes for path in _paths(node)]
     assert calls[:5] == [Q, "self_attn.norm_q", K, "self_attn.norm_k", V]
@@ -108,7 +112,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[Place, RegionSpec], Prog
     def make(place: Place, description: RegionSpec) -> Program:
         with monkeypatch.context() as patch:
             patch.setattr(export, "join_layers", lambda graph_module: None)
-            program = export.export(description, place.form)
+            program = export.export(RegionCode(description, place.form))
         assert not sets_of(program)
         return program
 
@@ -142,7 +146,7 @@ def test_the_same_bits_as_by_one_operator_for_each(
 ) -> None:
     """Whether layers are called, or multiplied without."""
     place, description = next(places_of("wan", file))
-    joined, single = export.export(description, place.form), alone(place, description)
+    joined, single = export.export(RegionCode(description, place.form)), alone(place, description)
     assert sets_of(joined) == SETS["wan"]["block"]
     weights, inputs = joined.example({symbol.name: 5 for symbol in description.symbols})
     given = {} if file == "mxfp8" else given_of(place, description, *called)
@@ -163,7 +167,7 @@ def test_the_same_bits_as_compiled_with_one_operator_for_each(
 ) -> None:
     place, description = next(each for each in places_of(kind) if each[0].form.name == form)
     results = []
-    for program in (export.export(description, place.form), alone(place, description)):
+    for program in (export.export(RegionCode(description, place.form)), alone(place, description)):
         weights, inputs = program.example({symbol.name: 5 for symbol in description.symbols})
         call = Inductor().load(Inductor().compile(program, measure=nullcontext).payload)
         given = given_of(place, description)
@@ -199,7 +203,7 @@ def test_what_need_not_be_called_is_multiplied_at_once(
     host: Host, tmp_path: Any, called: Any, others: Any, counts: list[int]
 ) -> None:
     place, description = next(places_of("wan"))
-    program = export.export(description, place.form)
+    program = export.export(RegionCode(description, place.form))
     weights, inputs = program.example({symbol.name: 5 for symbol in description.symbols})
     products, given = Products(tmp_path, "card"), given_of(place, description, *called)
     with using(module=place.module, caller=products, given=given, others=others):

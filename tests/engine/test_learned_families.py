@@ -21,7 +21,9 @@ from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.host_api.process import host_arguments
 from warmgraph_backends.learning.form import Learned
 from warmgraph_backends.learning.record import learn
-from warmgraph_backends.plans.plan import Plan, describe_place
+from warmgraph_backends.plans.plan import Plan
+from warmgraph_backends.plans.region_code import RegionCode
+from warmgraph_backends.plans.specs import describe_place
 from warmgraph_backends.runtime.scope import Scope
 from warmgraph_backends.storing.canonical_json import canonical_json
 from warmgraph_backends.storing.graph_file import CompressedPayload, unpack_payload
@@ -146,7 +148,7 @@ def test_a_block_whose_sizes_no_input_has_is_learned_and_not_exported(models: Mo
     description = describe_place(last, plan, dtype=torch.float32, device="cpu")
     assert isinstance(last.form, Learned)
     with pytest.raises(BuildError) as raised:
-        export(description, last.form)
+        export(RegionCode(description, last.form))
     assert raised.value.reason.key == "export_failed"
     regions = Regions(models.root("pixeldit"), record, exported=True, lacking=last.form.name)
     for sizes in CALLS:

@@ -11,7 +11,9 @@ import torch
 from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.kinds.tolerance import relative_l2
 from warmgraph_backends.operators.live_parts import Live, is_norm, is_product
-from warmgraph_backends.plans.plan import Place, Plan, describe_live, describe_place
+from warmgraph_backends.plans.plan import Place, Plan
+from warmgraph_backends.plans.region_code import RegionCode
+from warmgraph_backends.plans.specs import describe_live, describe_place
 from warmgraph_backends.worker.export import export
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
@@ -48,7 +50,7 @@ def test_what_is_traced_around_live_parts_is_what_the_host_computes(host: Host, 
     for place in forms.values():
         plain = describe_place(place, plan, dtype=torch.float32, device="cpu")
         for live in live_of(place):
-            program = export(describe_live(place, plain, live), place.form)
+            program = export(RegionCode(describe_live(place, plain, live), place.form))
             for sizes in ({}, {symbol.name: 5 for symbol in plain.symbols}):
                 weights, inputs = program.example(_small(plain, sizes))
                 with torch.no_grad():

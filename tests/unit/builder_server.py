@@ -14,7 +14,8 @@ from main import adopt_package  # noqa: E402
 
 adopt_package()
 
-from warmgraph_backends.building.builder import Builder, Job  # noqa: E402
+from warmgraph_backends.building.builder import Builder  # noqa: E402
+from warmgraph_backends.building.contract import Job  # noqa: E402
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 folder, pid_file, do, *how = sys.argv[1:]  # how: "end" early, "fork" before

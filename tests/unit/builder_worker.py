@@ -151,12 +151,6 @@ def die_measuring(task: dict[str, Any], measure: loop.Measure) -> None:
         os._exit(7)
 
 
-def die_before_the_answer(task: dict[str, Any], measure: loop.Measure) -> dict[str, Any]:
-    name = f"{Path(HELLO['cache']).name}.1.part"
-    (Path(HELLO["spool"]) / name).write_bytes(b"half a graph")
-    os._exit(7)
-
-
 def describe_process(task: dict[str, Any], measure: loop.Measure) -> dict[str, Any]:
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR", "OMP_NUM_THREADS")
     cache = Path(HELLO["cache"])
@@ -182,9 +176,7 @@ def hold_the_interpreter(task: dict[str, Any], measure: loop.Measure) -> None:
     """No thread of this process runs from here on, and its compiler is in no group of its own."""
     command = [sys.executable, "-c", STUBBORN, HELLO["cache"]]
     child = subprocess.Popen(command, start_new_session=True)
-    spool, cache = Path(HELLO["spool"]), Path(HELLO["cache"])
-    (spool / f"{cache.name}.1.part").write_bytes(b"half a graph")
-    Path(task["pid_file"]).write_text(f"{os.getpid()} {child.pid} {cache}")
+    Path(task["pid_file"]).write_text(f"{os.getpid()} {child.pid} {HELLO['cache']}")
     ctypes.PyDLL(None).sleep(120)
 
 
@@ -196,7 +188,7 @@ TASKS = {
     function.__name__: function
     for function in (
         sleep, wait, fail, refuse, refuse_for_good, die, make_noise, flood_stderr, take_times,
-        die_measuring, die_before_the_answer, describe_process, start_compiler,
+        die_measuring, describe_process, start_compiler,
         hold_the_interpreter, unprintable_facts, spoil,
     )
 }  # fmt: skip

@@ -1,9 +1,8 @@
 """A worker for tests that answers as its task says: by the protocol, nearly so, or not at all.
 
 A task is {"steps": [...]}; a step is {"answer": changes of a good answer, "without": names of what
-it lacks, "fifo": true for a named pipe as its file}, {"text": JSON text, in which $job and $stem
-stand for what they are}, {"raw": hex of bytes}, {"read": true} or {"leave": true}. It imports
-nothing of the pack: it starts at once.
+it lacks}, {"text": JSON text, in which $job stands for the job's number}, {"raw": hex of bytes},
+{"read": true} or {"leave": true}. It imports nothing of the pack: it starts at once.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import os
 import struct
 import sys
 import zlib
-from pathlib import Path
 from typing import Any
 
 MARK = b"\n\x00warmgraph worker\x00."
@@ -26,8 +24,6 @@ def read() -> dict[str, Any]:
     if len(header) < 4:
         sys.exit(0)
     message: dict[str, Any] = json.loads(incoming.read(struct.unpack(">I", header)[0]))
-    if message.get("leave"):
-        sys.exit(0)
     return message
 
 
@@ -41,15 +37,15 @@ def frame(text: str) -> bytes:
     return struct.pack(">I", len(body)) + body
 
 
-def good(number: int, stem: str, spool: Path, facts: Any) -> dict[str, Any]:
-    data = zlib.compress(b"payload")
-    name = f"{stem}.{number}.part"
-    (spool / name).write_bytes(data)
+PAYLOAD = zlib.compress(b"payload")
+
+
+def good(number: int, facts: Any) -> dict[str, Any]:
     return {
         "job": number,
         "ok": True,
-        "file": name,
-        "sha256": hashlib.sha256(data).hexdigest(),
+        "sha256": hashlib.sha256(PAYLOAD).hexdigest(),
+        "packed_bytes": len(PAYLOAD),
         "raw_bytes": 7,
         "facts": facts,
         "seconds": 0.5,
@@ -59,7 +55,6 @@ def good(number: int, stem: str, spool: Path, facts: Any) -> dict[str, Any]:
 def main() -> None:
     write(MARK)
     hello = read()
-    stem, spool = Path(hello["cache"]).name, Path(hello["spool"])
     write(frame(hello.get("ready", json.dumps({"ready": os.getpid(), "seconds": 0.1}))))
     while True:
         message = read()
@@ -72,17 +67,13 @@ def main() -> None:
             elif "leave" in step:
                 sys.exit(3)
             elif "text" in step:
-                text = step["text"].replace("$job", str(number)).replace("$stem", stem)
-                write(frame(text))
+                write(frame(step["text"].replace("$job", str(number))))
             else:
-                answer = good(number, stem, spool, message["task"].get("facts", {}))
+                answer = good(number, message["task"].get("facts", {}))
                 answer.update(step["answer"])
-                if step.get("fifo"):
-                    (spool / answer["file"]).unlink()
-                    os.mkfifo(spool / answer["file"])
                 for name in step.get("without", ()):
                     del answer[name]
-                write(frame(json.dumps(answer)))
+                write(frame(json.dumps(answer)) + PAYLOAD)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends.building.builder import Builder, BuildResult, Job
+from warmgraph_backends.building.builder import Builder
+from warmgraph_backends.building.contract import BuildResult, Job
 from warmgraph_backends.errors import BuildError
 from warmgraph_backends.storing.manifest import MAX_PAYLOAD_BYTES
 
@@ -100,11 +101,11 @@ WRONG: dict[str, list[dict[str, Any]]] = {
     "no ok": [{"answer": {}, "without": ["ok"]}],
     "ok is text": [{"answer": {"ok": "yes"}}],
     "ok is 1": [{"answer": {"ok": 1}}],
-    "no file": [{"answer": {}, "without": ["file"]}],
-    "a file elsewhere": [{"answer": {"file": "../../x.part"}}],
-    "another worker's file": [{"answer": {"file": "warmgraph-worker-x.1.part"}}],
-    "an impossible name": [{"answer": {"file": "$stem.\u0000.part"}}],
-    "a file that is a number": [{"answer": {"file": 3}}],
+    "no size": [{"answer": {}, "without": ["packed_bytes"]}],
+    "a size that is a text": [{"answer": {"packed_bytes": "7"}}],
+    "another size": [{"answer": {"packed_bytes": 3}}],
+    "a size out of bounds": [{"answer": {"packed_bytes": MAX_PAYLOAD_BYTES + 1}}],
+    "half a payload": [{"answer": {"packed_bytes": 1000}}, {"leave": True}],
     "no hash": [{"answer": {"sha256": None}}],
     "another hash": [{"answer": {"sha256": "0" * 64}}],
     "raw_bytes is a float": [{"answer": {"raw_bytes": 7.0}}],
@@ -147,7 +148,6 @@ def test_whatever_else_is_answered_fails_that_job_in_words_and_the_next_is_built
         assert "signal 9" not in error.reason, (case, error.reason)
         assert error.__cause__ is not None, case
     assert isinstance(result_of(builder, GOOD), BuildResult)
-    assert list((tmp_path / "spool").glob("*.part")) == []
 
 
 @pytest.mark.parametrize(
@@ -160,18 +160,3 @@ def test_a_greeting_that_is_none_is_a_worker_that_does_not_start(
     assert isinstance(error, BuildError)
     assert len(error.reason) < 500
     assert error.__cause__ is not None
-
-
-def test_a_pipe_in_place_of_a_result_keeps_no_thread(
-    make: Callable[..., Builder], tmp_path: Path
-) -> None:
-    import os
-
-    if not hasattr(os, "mkfifo"):
-        pytest.skip("no named pipes here")
-    builder = make()
-    (tmp_path / "spool").mkdir(exist_ok=True)
-    steps = [{"fifo": True, "answer": {}}]
-    error = result_of(builder, steps)
-    assert isinstance(error, BuildError)
-    assert "not a regular file" in error.reason

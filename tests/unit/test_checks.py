@@ -13,8 +13,8 @@ import torch
 
 from warmgraph_backends.contract import Program, Symbol
 from warmgraph_backends.errors import BuildError
-from warmgraph_backends.families.catalogue import form_of, plan_model
-from warmgraph_backends.plans.plan import describe_place
+from warmgraph_backends.families.catalogue import code_of, plan_model
+from warmgraph_backends.plans.specs import describe_place
 from warmgraph_backends.worker.checks import checked
 from warmgraph_backends.worker.export import export
 from warmgraph_tools.inprocess import Host
@@ -33,7 +33,7 @@ def program(host: Host) -> Program:
     assert not isinstance(plan, str)
     place = next(place for place in plan.places if place.form.name == "down")
     description = describe_place(place, plan, dtype=torch.bfloat16, device="cpu")
-    return export(description, form_of(description.family, description.form))
+    return export(code_of(description))
 
 
 def on_a_host(program: Program, harm: Harm, columns: int) -> Program:

@@ -33,7 +33,7 @@ from warmgraph_backends.building.claims import Claims
 from warmgraph_backends.storing.signing import Signer
 root = pathlib.Path(sys.argv[1])
 held = Claims(root / "store", Signer(root / "private"), patience_s=lambda: 60.0)
-print(held.take(sys.argv[2], lambda: None), flush=True)
+print(held.take(sys.argv[2]), flush=True)
 input()
 held.release(sys.argv[2])
 print("released", flush=True)
@@ -103,19 +103,6 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     while not condition() and time.monotonic() < until:
         time.sleep(0.01)
     return condition()
-
-
-class Told:
-    """What to do next, counted."""
-
-    def __init__(self) -> None:
-        self.times = 0
-
-    def __call__(self) -> None:
-        self.times += 1
-
-    def within(self, seconds: float = 60.0) -> bool:
-        return wait_until(lambda: bool(self.times), seconds)
 
 
 def files(tmp_path: Path) -> list[Path]:
@@ -254,29 +241,25 @@ def test_a_server_that_closes_waits_for_no_other(serve, hold, servers: ModuleTyp
 
 
 def test_the_second_to_ask_waits_until_the_first_releases(make) -> None:
-    first, second, told = make(), make(), Told()
-    assert first.take(KEY, told) and first.take(KEY, told)
-    assert not second.take(KEY, told)
-    assert not told.within(claims.POLL_S + 0.2)
+    first, second = make(), make()
+    assert first.take(KEY) and first.take(KEY)
+    assert not second.take(KEY) and not second.take(KEY)
     first.release(KEY)
-    assert told.within()
-    assert second.take(KEY, told)
-    time.sleep(claims.POLL_S + 0.2)
-    assert told.times == 1
+    assert second.take(KEY)
 
 
 def test_servers_with_different_keys_do_not_wait_for_each_other(make) -> None:
     """Neither can load what the other signs."""
-    assert make().take(KEY, Told()) and make(user="other").take(KEY, Told())
+    assert make().take(KEY) and make(user="other").take(KEY)
 
 
 def test_what_a_file_in_a_claims_place_holds_does_not_matter(make, tmp_path: Path) -> None:
     first = make()
-    assert first.take(KEY, Told())
+    assert first.take(KEY)
     (claim,) = files(tmp_path)
     first.release(KEY)
     claim.write_bytes(b"\xff\xfe of an older version")
-    assert first.take(KEY, Told())
+    assert first.take(KEY)
     first.release(KEY)
     assert files(tmp_path) == []
 
@@ -284,45 +267,45 @@ def test_what_a_file_in_a_claims_place_holds_does_not_matter(make, tmp_path: Pat
 def test_a_folder_or_a_pipe_in_a_claims_place_only_means_that_there_is_none(
     make, tmp_path: Path
 ) -> None:
-    first, told = make(), Told()
-    assert first.take(KEY, told)
+    first = make()
+    assert first.take(KEY)
     (claim,) = files(tmp_path)
     first.release(KEY)
     claim.mkdir()
-    assert first.take(KEY, told)
+    assert first.take(KEY)
     first.release(KEY)
     claim.rmdir()
     if hasattr(os, "mkfifo"):
         os.mkfifo(claim)
-        assert first.take(KEY, told)
+        assert first.take(KEY)
         first.release(KEY)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root opens any file")
 def test_a_file_that_is_closed_to_this_user_means_that_there_is_none(make, tmp_path: Path) -> None:
     first = make()
-    assert first.take(KEY, Told())
+    assert first.take(KEY)
     (claim,) = files(tmp_path)
     first.release(KEY)
     claim.touch(0)
-    assert first.take(KEY, Told())
+    assert first.take(KEY)
 
 
 def test_a_link_in_a_claims_place_is_not_followed(make, tmp_path: Path) -> None:
     first, kept = make(), tmp_path / "kept"
-    assert first.take(KEY, Told())
+    assert first.take(KEY)
     (claim,) = files(tmp_path)
     first.release(KEY)
     kept.write_text("kept")
     claim.symlink_to(kept)
-    assert first.take(KEY, Told())
+    assert first.take(KEY)
     first.release(KEY)
     assert kept.read_text() == "kept" and claim.is_symlink()
 
 
 def test_the_sweep_removes_what_the_dead_left_and_nothing_else(make, tmp_path: Path) -> None:
     first, store = make(), tmp_path / "store"
-    assert first.take(KEY, Told())
+    assert first.take(KEY)
     (held,) = files(tmp_path)
     (store / f".{sha256_hex('dead')}.00000000.claim").touch()
     (store / "dead.claim").touch()  # not a name of ours
@@ -330,23 +313,21 @@ def test_the_sweep_removes_what_the_dead_left_and_nothing_else(make, tmp_path: P
     assert sorted(store.iterdir()) == [held, store / "dead.claim"]
 
 
-def test_closing_releases_what_is_held_and_tells_nobody(make, tmp_path: Path) -> None:
-    first, second, told, other = make(), make(), Told(), Told()
-    assert first.take(KEY, told) and not second.take(KEY, other)
+def test_closing_releases_what_is_held_and_lets_all_build(make, tmp_path: Path) -> None:
+    first, second = make(), make()
+    assert first.take(KEY) and not second.take(KEY)
     second.close()
     first.close()
     assert files(tmp_path) == []
-    time.sleep(claims.POLL_S + 0.2)
-    assert told.times == other.times == 0
-    assert second.take(KEY, other)  # whoever still asks builds
+    assert second.take(KEY)  # whoever still asks builds
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_of_many_that_wait_for_a_killed_server_one_takes_over(make, hold, tmp_path: Path) -> None:
     holder = hold(KEY)
-    waiting = [(make(), Told()) for _ in range(8)]
-    assert not any(each.take(KEY, told) for each, told in waiting)
+    waiting = [make() for _ in range(8)]
+    assert [each.take(KEY) for each in waiting] == [False] * 8
     os.kill(holder.pid, signal.SIGKILL)
-    assert all(told.within() for _, told in waiting)
-    assert sum(each.take(KEY, told) for each, told in waiting) == 1
+    holder.wait()
+    assert sum(each.take(KEY) for each in waiting) == 1
     assert len(files(tmp_path)) == 1

@@ -12,7 +12,7 @@ from warmgraph_backends.code.sources import attributes_read
 from warmgraph_backends.errors import DescriptionError
 from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.plans.describe import describe_module, make_twin, named_code
-from warmgraph_backends.plans.plan import describe_place, quick_signature
+from warmgraph_backends.plans.specs import describe_place, quick_signature
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 from warmgraph_tools.small_kinds import KINDS, UNKNOWN, WHOLE

@@ -13,8 +13,9 @@ from warmgraph_backends.compilers.inductor import Inductor
 from warmgraph_backends.contract import Program, RegionSpec, Symbol
 from warmgraph_backends.errors import BuildError, DescriptionError
 from warmgraph_backends.families import int8_product
-from warmgraph_backends.families.catalogue import form_of, plan_model
-from warmgraph_backends.plans.plan import describe_place
+from warmgraph_backends.families.catalogue import code_of, plan_model
+from warmgraph_backends.plans.region_code import RegionCode
+from warmgraph_backends.plans.specs import describe_place
 from warmgraph_backends.target import keys
 from warmgraph_backends.worker import build
 from warmgraph_backends.worker.export import export
@@ -35,7 +36,7 @@ def descriptions(host: Host) -> dict[str, RegionSpec]:
 
 
 def captured(description: RegionSpec) -> Program:
-    return export(description, form_of(description.family, description.form))
+    return export(code_of(description))
 
 
 def test_weights_become_inputs_by_name_and_sizes_stay_symbols(
@@ -105,9 +106,9 @@ def test_convolutions_are_traced_as_they_run(
 ) -> None:
     """`torch.export` turns cuDNN off; results would lie otherwise in memory than they do."""
     description = descriptions["up"]
-    form = _Noting(form_of(description.family, description.form))
+    form = _Noting(code_of(description).form)
     with torch.backends.cudnn.flags(enabled=enabled):
-        export(description, form)
+        export(RegionCode(description, form))
         assert form.seen == {enabled}
         assert torch.backends.cudnn.enabled == enabled
 

@@ -24,8 +24,8 @@ import pytest
 from warmgraph_backends.building.answers import AnswerError, read_answer, read_greeting
 from warmgraph_backends.building.builder import Builder
 from warmgraph_backends.building.claims import Claims
+from warmgraph_backends.building.contract import BuildResult, Job
 from warmgraph_backends.building.messages import ProtocolError, encode_message, read_message
-from warmgraph_backends.building.worker_thread import BuildResult, Job
 from warmgraph_backends.errors import BuildError, GraphFileError, ManifestError
 from warmgraph_backends.events import Events
 from warmgraph_backends.graphs.compiled_graph import CompiledGraph, State, manifest_of
@@ -204,8 +204,8 @@ class Fuzz:
             "result": {
                 "job": number,
                 "ok": True,
-                "file": "warmgraph-worker-x.1.part",
                 "sha256": "0" * 64,
+                "packed_bytes": 7,
                 "raw_bytes": 7,
                 "facts": saved.facts(),
                 "seconds": 0.5,
@@ -329,7 +329,7 @@ def check_workers(root: Path, jobs: int, errors: list[str]) -> None:
             steps: list[dict[str, Any]] = [{"answer": {}}]
             what = rng.choice(("whole", "answer", "text", "raw"))
             if what == "answer":
-                names = ("file", "sha256", "raw_bytes", "facts", "seconds", "job", "ok")
+                names = ("sha256", "raw_bytes", "facts", "seconds", "job", "ok")
                 steps = [{"answer": {rng.choice(names): mutations.odd(rng)}}]
             elif what == "text":
                 text = mutations.text_of(mutations.mutate(good, rng), rng)

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import pytest
 
 from warmgraph_backends.building import worker_process as processes
-from warmgraph_backends.building.builder import Builder, Job
+from warmgraph_backends.building.builder import Builder
+from warmgraph_backends.building.contract import Job
 from warmgraph_backends.cleanup import keeper, temporary
 
 from .workers import lives, wait_until, worker_pids
@@ -26,23 +27,23 @@ PATIENCE_S = 180.0
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is /proc")
 
 
-def keepers(spool: Path) -> list[int]:
-    """The keepers that clear up a spool."""
+def keepers(temp: Path) -> list[int]:
+    """The keepers that clear up a folder of temporary ones."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             arguments = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if os.fsencode(spool) in arguments and any(b"keeper.py" in word for word in arguments):
+        if os.fsencode(temp) in arguments and any(b"keeper.py" in word for word in arguments):
             found.append(int(folder.name))
     return found
 
 
-def keeper_of(spool: Path) -> int:
+def keeper_of(temp: Path) -> int:
     """Wait for the one keeper; a program that has just begun has no arguments yet."""
-    assert wait_until(lambda: len(keepers(spool)) == 1)
-    return keepers(spool)[0]
+    assert wait_until(lambda: len(keepers(temp)) == 1)
+    return keepers(temp)[0]
 
 
 class Held(NamedTuple):
@@ -59,8 +60,7 @@ class Held(NamedTuple):
             not lives(self.worker)
             and not lives(self.compiler)
             and not list(self.temp.iterdir())
-            and not list(self.spool.iterdir())
-            and not keepers(self.spool)
+            and not keepers(self.temp)
         )
 
 
@@ -99,8 +99,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Held]]:
 
 def test_nothing_outlives_a_killed_server_whatever_its_worker_does(start) -> None:
     held = start()
-    assert lives(held.worker) and lives(held.compiler) and keeper_of(held.spool)
-    assert list(held.temp.iterdir()) and list(held.spool.iterdir())
+    assert lives(held.worker) and lives(held.compiler) and keeper_of(held.temp)
+    assert list(held.temp.iterdir())
     os.killpg(held.server.pid, signal.SIGKILL)
     assert wait_until(held.is_gone), (lives(held.worker), lives(held.compiler))
     time.sleep(0.2)  # nor does anything come back
@@ -124,7 +124,7 @@ def test_nothing_outlives_a_killed_server_that_a_fork_of_it_outlives(start) -> N
 def test_a_worker_ends_with_its_server_although_the_keeper_is_killed_before(start) -> None:
     """And the next start ends the compiler, and removes what both have left."""
     held = start()
-    os.kill(keeper_of(held.spool), signal.SIGKILL)
+    os.kill(keeper_of(held.temp), signal.SIGKILL)
     held.server.kill()
     assert wait_until(lambda: not lives(held.worker))
     held.server.wait()
@@ -193,32 +193,31 @@ def test_a_compiler_in_a_session_of_its_own_ends_with_a_job_over_its_time(
 def test_there_is_one_keeper_while_there_are_workers_and_none_after_them(
     builder, tmp_path: Path
 ) -> None:
-    spool = tmp_path / "spool"
+    temp = tmp_path / "temp"
     built = builder(idle_s=0.3)
-    assert keepers(spool) == []
+    assert keepers(temp) == []
     for key in "ab":
         end = tmp_path / key
         future = built.submit(Job(key, "held", 1, {"do": "wait", "until": str(end)}))
-        assert keeper_of(spool)
+        assert keeper_of(temp)
         end.touch()
         future.result(PATIENCE_S)
-        assert wait_until(lambda: not worker_pids(built) and not keepers(spool))
+        assert wait_until(lambda: not worker_pids(built) and not keepers(temp))
 
 
 def test_a_keeper_that_was_killed_is_replaced_with_the_next_worker(tmp_path: Path) -> None:
-    spool = tmp_path / "spool"
-    kept = processes.Keeper(spool)
+    kept = processes.Keeper()
     kept.watch(tmp_path / "one")
-    first = keeper_of(spool)
+    first = keeper_of(tmp_path)
     os.kill(first, signal.SIGKILL)
     assert wait_until(lambda: not lives(first))
     kept.watch(tmp_path / "two")
-    second = keeper_of(spool)
+    second = keeper_of(tmp_path)
     assert second != first
     kept.release(tmp_path / "one")
-    assert keepers(spool) == [second]
+    assert keepers(tmp_path) == [second]
     kept.release(tmp_path / "two")
-    assert keepers(spool) == []
+    assert keepers(tmp_path) == []
 
 
 def test_a_keeper_that_cannot_be_started_costs_no_build(builder, monkeypatch, caplog) -> None:
@@ -229,11 +228,10 @@ def test_a_keeper_that_cannot_be_started_costs_no_build(builder, monkeypatch, ca
 
 
 def test_a_keeper_is_small_and_steps_back(tmp_path: Path) -> None:
-    spool = tmp_path / "spool"
-    kept = processes.Keeper(spool)
+    kept = processes.Keeper()
     kept.watch(tmp_path / "one")
     try:
-        pid = keeper_of(spool)
+        pid = keeper_of(tmp_path)
         stat = Path(f"/proc/{pid}/stat")
         assert wait_until(lambda: stat.read_text().rpartition(")")[2].split()[16] == "19")
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()

@@ -20,7 +20,8 @@ from warmgraph_backends.compilers.installed import installed_target
 from warmgraph_backends.compilers.registry import backend_named
 from warmgraph_backends.contract import InputSpec, RegionSpec, Symbol
 from warmgraph_backends.families.catalogue import plan_model
-from warmgraph_backends.plans.plan import Place, describe_place
+from warmgraph_backends.plans.plan import Place
+from warmgraph_backends.plans.specs import describe_place
 from warmgraph_backends.storing.manifest import read_manifest
 from warmgraph_backends.target import keys
 from warmgraph_backends.target.compiler_options import inductor_fingerprint
@@ -81,7 +82,7 @@ loaded = comfy.sd.load_checkpoint_guess_config(
 model = loaded.model.diffusion_model
 plan = part("families.catalogue").plan_model(model)
 target = part("target.keys").target("cpu", part("compilers.inductor").Inductor())
-describe = part("plans.plan").describe_place
+describe = part("plans.specs").describe_place
 print("KEYS" + json.dumps({
     place.name: part("target.keys").graph_key(
         describe(place, plan, dtype=torch.float32, device="cpu"), target)

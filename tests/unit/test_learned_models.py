@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends.building.builder import BuildResult, Job
+from warmgraph_backends.building.contract import BuildResult, Job
 from warmgraph_backends.events import Events
 from warmgraph_backends.graphs.learned_models import Known, LearnedModel, LearnedModels, unusable
 from warmgraph_backends.reasons import of

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from warmgraph_backends.families.catalogue import plan_model
-from warmgraph_backends.plans.plan import Place, Plan, quick_signature
+from warmgraph_backends.plans.plan import Place, Plan
+from warmgraph_backends.plans.specs import quick_signature
 from warmgraph_tools.inprocess import Host
 
 WIDTH = 8

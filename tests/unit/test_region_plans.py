@@ -38,7 +38,7 @@ def test_every_class_with_a_plan_is_a_module_of_the_host(host: Host, name: str) 
 
 
 def test_forms_are_known_by_family_and_name() -> None:
-    assert all(form is registry.form_of(*key) for key, form in registry._FORMS.items())
+    assert all((form.family, form.name) == key for key, form in registry._FORMS.items())
     families = {family for family, _ in registry._FORMS}
     assert {"unet", "control", "adapter"} <= families
 

@@ -49,18 +49,17 @@ class Claiming(Machine):
             look_s=0.05,
             age_s=age_s,
         )
-        self.told = threading.Event()
 
     def take(self, key: str = KEY) -> bool:
-        """Ask as graphs do: again whenever told to."""
-        self.told.clear()
-        return self.claims.take(key, self.told.set, TARGET)
+        """Ask once."""
+        return self.claims.take(key, TARGET)
 
     def claim(self, key: str = KEY, within: float = PATIENCE_S) -> bool:
-        """Whether it is this machine's to build, within some seconds."""
-        if self.take(key):
-            return True
-        return self.told.wait(within) and self.take(key)
+        """Whether it is this machine's to build, within some seconds; asks as graphs do."""
+        until = time.monotonic() + within
+        while not (taken := self.take(key)) and time.monotonic() < until:
+            time.sleep(0.02)
+        return taken
 
 
 @pytest.fixture
@@ -84,10 +83,8 @@ def test_of_two_machines_one_builds_and_the_other_looks_again_when_it_is_done(
 ) -> None:
     one, other = machines(), machines()
     assert one.claim()
-    assert not other.take()
-    assert not other.told.wait(1.0)
+    assert not other.claim(within=1.0)
     one.claims.release(KEY)
-    assert other.told.wait(PATIENCE_S)
     assert other.claim()
     assert other.remote.counts["taken over"] == 0
 
@@ -108,7 +105,7 @@ def test_who_waits_has_the_graph_as_soon_as_it_is_sent(machines: Callable[..., C
     assert one.claim() and not other.take()
     put(one.store, KEY)
     one.push([KEY])
-    assert other.told.wait(PATIENCE_S) and other.has([KEY]) == [True]
+    assert other.claim() and other.has([KEY]) == [True]
 
 
 def test_a_claim_that_is_old_or_makes_no_sense_is_taken_over(
@@ -121,7 +118,7 @@ def test_a_claim_that_is_old_or_makes_no_sense_is_taken_over(
         one.remote.place.create(name, text.format(time.time() - 301).encode())
         assert other.claim(key) and other.remote.counts["taken over"] == number
         assert not one.take(key)
-    assert not one.told.wait(1.0)  # they are the other's now
+    assert not one.claim(within=1.0)  # they are the other's now
 
 
 def test_who_waits_for_too_long_builds_beside_the_other(
@@ -236,5 +233,5 @@ def test_who_does_not_reach_the_place_any_more_builds(
     one, other = machines(), machines()
     assert one.claim() and not other.take()
     monkeypatch.setattr(other.remote.place, "fetch", lambda *_: 1 / 0)
-    assert other.told.wait(PATIENCE_S) and other.take()
+    assert other.claim()
     assert other.remote.is_resting and len(other.faults) == 1

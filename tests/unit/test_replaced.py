@@ -20,7 +20,8 @@ from warmgraph_backends.contract import RegionSpec
 from warmgraph_backends.errors import BuildError, DescriptionError
 from warmgraph_backends.families.spatial import spatial_transformer_change
 from warmgraph_backends.families.unet import FORMS, SYMBOLS
-from warmgraph_backends.plans.plan import Place, Plan, describe_place
+from warmgraph_backends.plans.plan import Place, Plan
+from warmgraph_backends.plans.specs import describe_place
 from warmgraph_backends.runtime.wiring import replaced_function
 from warmgraph_backends.target.keys import graph_key, target
 from warmgraph_backends.worker import build

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.compilers.rewrites import gelu, group_norm, tracing
+from warmgraph_backends.compilers.replacements import gelu, group_norm
+from warmgraph_backends.compilers.rewrites import tracing
 from warmgraph_backends.errors import BuildError
 from warmgraph_backends.kinds.layout import CHANNELS_LAST, CONTIGUOUS
 from warmgraph_backends.operators import host_attention

@@ -14,6 +14,7 @@ from warmgraph_backends.contract import InputSpec, Program, RegionSpec, Symbol
 from warmgraph_backends.errors import BuildError
 from warmgraph_backends.operators import host_layer
 from warmgraph_backends.plans.plan import Form
+from warmgraph_backends.plans.region_code import RegionCode
 from warmgraph_backends.worker.export import export
 from warmgraph_tools.inprocess import Host
 
@@ -36,26 +37,24 @@ def exported(helper: Callable[[Any, torch.Tensor], torch.Tensor]) -> Program:
     layer = torch.nn.Linear(WIDTH, WIDTH)
     left = host_layer.describe("w2", layer)
     assert left is not None
-    return export(
-        RegionSpec(
-            family=Asking.family,
-            form=Asking.name,
-            label="a feed-forward",
-            module={
-                "class": "comfy.ldm.lumina.model:FeedForward",
-                "attributes": {},
-                "parameters": {},
-                "modules": [["w2", left]],
-            },
-            inputs=(InputSpec("x", "float32", ("tokens", WIDTH)),),
-            symbols=(Symbol("tokens", 1, 64, 8),),
-            sources={},
-            device="cpu",
-            layout="contiguous",
-            packs=(),
-        ),
-        Asking(helper),
+    spec = RegionSpec(
+        family=Asking.family,
+        form=Asking.name,
+        label="a feed-forward",
+        module={
+            "class": "comfy.ldm.lumina.model:FeedForward",
+            "attributes": {},
+            "parameters": {},
+            "modules": [["w2", left]],
+        },
+        inputs=(InputSpec("x", "float32", ("tokens", WIDTH)),),
+        symbols=(Symbol("tokens", 1, 64, 8),),
+        sources={},
+        device="cpu",
+        layout="contiguous",
+        packs=(),
     )
+    return export(RegionCode(spec, Asking(helper)))
 
 
 def calls(program: Program) -> int:

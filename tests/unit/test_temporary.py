@@ -95,18 +95,7 @@ def test_a_folder_of_another_machine_stays_until_it_is_old(temp: Path) -> None:
     assert names(temp) == [young.name]
 
 
-def test_folders_of_earlier_versions_are_removed_when_they_are_two_days_old(temp: Path) -> None:
-    for name in ("warmgraph-worker-abcd1234", "warmgraph-abcd1234", "warmgraph-new_5678"):
-        (temp / name).mkdir()
-        (temp / name / "0123abcd.cubin").write_bytes(b"code")
-    make_old(temp / "warmgraph-worker-abcd1234")
-    make_old(temp / "warmgraph-abcd1234")
-    temporary.sweep()
-    assert names(temp) == ["warmgraph-new_5678"]
-
-
 def test_folders_of_others_stay_however_old_they_are(temp: Path) -> None:
-    """Also one whose name is like those of earlier versions, but which holds something else."""
     for name in ("warmgraph-bench", "warmgraph-projects", "warmgraph-picture", "else"):
         (temp / name).mkdir()
     projects = temp / "warmgraph-projects"

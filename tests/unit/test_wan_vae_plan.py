@@ -9,7 +9,8 @@ import torch
 
 from warmgraph_backends.families import wan_vae as wan
 from warmgraph_backends.kinds.layout import CHANNELS_LAST, is_laid_out, lay_out
-from warmgraph_backends.plans.plan import Dispatch, Place, Plan, describe_place
+from warmgraph_backends.plans.plan import Dispatch, Place, Plan
+from warmgraph_backends.plans.specs import describe_place
 from warmgraph_tools.inprocess import Host
 
 

@@ -45,23 +45,21 @@ def test_last_words_are_the_line_that_names_the_error(lines, expected):
 
 
 def test_the_sweep_takes_what_was_left_and_leaves_what_may_be_in_use(tmp_path, monkeypatch):
-    """Several servers may share one spool: the parts of those that live stay."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     spool = tmp_path / "spool"
     spool.mkdir()
-    me = owners.me()
-    dead, elsewhere = me._replace(start=1), me._replace(place="00000000")
-    parts = {owner: f"warmgraph-worker-{owner}-abcdefgh.7.part" for owner in (me, dead, elsewhere)}
-    kept = [parts[me], parts[elsewhere], "3.4.part", "kept.txt", "new.works"]
     old = time.time() - temporary.STALE_SECONDS - 60
-    for name in (*parts.values(), *kept, "1.2.part", "old.works"):
+    for name in ("old.works", "new.works", "kept.txt"):
         (spool / name).write_text("x")
-    for name in (parts[me], "1.2.part", "old.works", "kept.txt"):
+    for name in ("old.works", "kept.txt"):
         os.utime(spool / name, (old, old))
-    (tmp_path / f"warmgraph-worker-{dead}-abcdefgh").mkdir()
+    me = owners.me()
+    for owner in (me, me._replace(start=1)):
+        (tmp_path / f"warmgraph-worker-{owner}-abcdefgh").mkdir()
     processes.sweep(spool)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["spool"]
-    assert sorted(path.name for path in spool.iterdir()) == sorted(kept)
+    mine = f"warmgraph-worker-{me}-abcdefgh"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["spool", mine])
+    assert sorted(path.name for path in spool.iterdir()) == ["kept.txt", "new.works"]
 
 
 def test_a_script_that_is_no_worker_dies_with_its_exit_code_and_words(tmp_path):

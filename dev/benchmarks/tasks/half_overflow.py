@@ -145,7 +145,7 @@ def kept_roundings(
     import_alias("warmgraph_tools", ROOT / "dev" / "tools")
     import_alias("warmgraph_backends", ROOT / "backends")
     from warmgraph_backends.families.catalogue import plan_model
-    from warmgraph_backends.plans.plan import describe_place
+    from warmgraph_backends.plans.specs import describe_place
 
     device = get_torch_device().type
     rows: dict[str, Any] = {}
@@ -210,13 +210,12 @@ def _compiled(description: Any, *, rounds: bool) -> tuple[Any, Any]:
     does and does so anyhow.
     """
     from warmgraph_backends.compilers import lowering
-    from warmgraph_backends.families.catalogue import form_of
+    from warmgraph_backends.families.catalogue import code_of
     from warmgraph_backends.host_api.attention import host_order
     from warmgraph_backends.torch_api import compiling
     from warmgraph_backends.worker.export import export
 
-    form = form_of(description.family, description.form, description.way)
-    program = export(description, form)
+    program = export(code_of(description))
     graph = program.graph_module.graph
     if rounds and not lowering.may_bound_overflows(graph):
         return program, None

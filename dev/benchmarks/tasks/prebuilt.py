@@ -58,12 +58,11 @@ def prebuilt_pairs(*, model: str, kind: str, native: str, crossbuilt: str) -> di
 
 def _row(graph: Any, stores: dict[str, Any]) -> dict[str, Any]:
     """One kind's graph from each store, at the sizes that kernels are tuned for."""
-    from warmgraph_backends.families.catalogue import form_of
+    from warmgraph_backends.families.catalogue import code_of
     from warmgraph_backends.worker.export import export
 
     description = graph.description
-    form = form_of(description.family, description.form, description.way)
-    program = export(description, form)
+    program = export(code_of(description))
     weights, inputs = program.example()
     expected = program.run(weights, inputs)
     named = {spec.name: weight for spec, weight in zip(program.weights, weights, strict=True)}

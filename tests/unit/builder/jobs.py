@@ -7,7 +7,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from warmgraph_backends.building.builder import Builder, BuildResult, Job
+from warmgraph_backends.building.builder import Builder
+from warmgraph_backends.building.contract import BuildResult, Job
 from warmgraph_backends.errors import BuildError
 
 from ..workers import wait_until

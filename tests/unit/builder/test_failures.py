@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from warmgraph_backends.building.builder import Job, WorkerError
+from warmgraph_backends.building.answers import WorkerError
+from warmgraph_backends.building.contract import Job
 
 from ..workers import wait_until, worker_pids
 from .jobs import error_of, job, result_of, starts
@@ -70,19 +71,6 @@ def test_a_worker_that_dies_costs_its_job_only_and_is_named(make):
     assert "Fatal Python error: this is the end" in reason
     for future in futures:
         result_of(future)
-
-
-def test_what_a_dead_worker_wrote_is_removed(make, tmp_path):
-    builder = make()
-    error_of(builder.submit(job("die_before_the_answer")))
-    result_of(builder.submit(job("sleep")))
-    assert list((tmp_path / "spool").iterdir()) == []
-
-
-def test_a_spool_that_cannot_be_written_fails_jobs_in_words(make, tmp_path):
-    (tmp_path / "spool").write_text("a file in the way")
-    reason = error_of(make().submit(job("sleep"))).reason
-    assert "spool" in reason or "NotADirectory" in reason
 
 
 def test_more_deaths_than_a_start_is_given_cost_one_job_each(make):

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from warmgraph_backends.building.answers import AnswerError
-from warmgraph_backends.building.builder import Builder, BuildResult, Job
+from warmgraph_backends.building.builder import Builder
+from warmgraph_backends.building.contract import BuildResult, Job
 from warmgraph_backends.building.farm import Farm as FarmOf
 from warmgraph_backends.building.farm_messages import answer, facts_of, read, resource_of
 from warmgraph_backends.storing.graph_file import compress_payload, unpack_payload

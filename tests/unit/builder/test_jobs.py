@@ -19,7 +19,7 @@ import pytest
 
 from warmgraph_backends.building import worker_process as processes
 from warmgraph_backends.building import worker_thread
-from warmgraph_backends.building.builder import BuildResult
+from warmgraph_backends.building.contract import BuildResult
 from warmgraph_backends.errors import CancelledBuildError
 from warmgraph_backends.events import Event, Events
 from warmgraph_tools.by_path import ADOPT

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from warmgraph_backends.building import worker_thread
-from warmgraph_backends.building.builder import Builder, BuildResult
+from warmgraph_backends.building.builder import Builder
+from warmgraph_backends.building.contract import BuildResult
 
 from ..workers import lives, wait_until, worker_pids
 from .jobs import error_of, job, result_of, starts, warm_up

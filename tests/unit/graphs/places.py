@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from warmgraph_backends.building.claims import Claims
-from warmgraph_backends.building.worker_thread import BuildResult, Job
+from warmgraph_backends.building.contract import BuildResult, Job
 from warmgraph_backends.events import Events
 from warmgraph_backends.graphs.compiled_graph import CompiledGraph, manifest_of
 from warmgraph_backends.graphs.library import Graphs

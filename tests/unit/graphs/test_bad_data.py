@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends.building.worker_thread import BuildResult, Job, WorkerError
+from warmgraph_backends.building.answers import WorkerError
+from warmgraph_backends.building.contract import BuildResult, Job
 from warmgraph_backends.errors import BuildError, GraphFileError
 from warmgraph_backends.graphs.compiled_graph import State
 from warmgraph_backends.storing.graph_file import file_name

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends.building.worker_thread import BuildResult, Job
+from warmgraph_backends.building.contract import BuildResult, Job
 from warmgraph_backends.errors import BuildError, CancelledBuildError
 from warmgraph_backends.graphs.compiled_graph import State, manifest_of
 from warmgraph_backends.reasons import Reason
