@@ -64,7 +64,6 @@ from .sessions.story import Story
 from .sessions.taught import Taught
 from .sessions.workflow_links import WorkflowLinks, WorkflowRef
 from .storing import folders
-from .storing.comparisons import Comparisons
 from .storing.paths import Paths
 from .storing.records import Records
 from .target.target import target_name
@@ -138,10 +137,8 @@ class Engine:
             lambda device: int(total_vram(device) * settings.captured_vram_share)
         )
         machine = gpu.machine()
-        comparisons = Comparisons(paths.private, machine)
         self._shared = Shared(
             self._graphs,
-            comparisons,
             self._captured,
             debugging,
             Verification() if debugging.verify else None,

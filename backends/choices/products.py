@@ -10,6 +10,7 @@ import torch
 
 from ..host_api import activations, gguf
 from ..kernels.packed_blocks import Packed
+from .auxiliary import AuxiliaryGraphs
 from .int8_products import Int8Products
 from .packed_products import PackedProducts
 
@@ -24,8 +25,10 @@ class Products:
             directory: where times are kept, the pack's private folder.
             machine: a name for this machine's card and PyTorch.
         """
-        self.int8 = Int8Products(directory, machine)
-        self.packed = PackedProducts()
+        #: Our own graphs that may be called.
+        self.graphs = AuxiliaryGraphs()
+        self.int8 = Int8Products(directory, machine, self.graphs)
+        self.packed = PackedProducts(self.graphs)
 
     def call(self, layer: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:
         """Return what `layer(input)` would."""
