@@ -22,23 +22,15 @@ Call = Callable[[list[Any]], Any]
 Parts = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]]
 
 
-class Loaded(Protocol):
-    """A loaded graph."""
-
-    @property
-    def call(self) -> Call: ...
-
-
 class Offered(Protocol):
-    """A graph of the process, loaded or not."""
+    """A graph of the process (`graphs.compiled_graph`), loaded or not."""
 
     key: str
 
     @property
-    def loaded(self) -> Loaded | None: ...
+    def loaded(self) -> Any: ...
 
-    def drop(self, reason: Reason) -> None:
-        """Never use it again."""
+    def drop(self, reason: Reason) -> None: ...
 
 
 class Auxiliary(NamedTuple):

@@ -12,7 +12,7 @@ from ..host_api import activations, gguf
 from ..kernels.packed_blocks import Packed
 from .auxiliary import AuxiliaryGraphs
 from .int8_products import Int8Products
-from .packed_products import PackedProducts
+from .packed_products import unpacked
 
 
 class Products:
@@ -28,7 +28,6 @@ class Products:
         #: Our own graphs that may be called.
         self.graphs = AuxiliaryGraphs()
         self.int8 = Int8Products(directory, machine, self.graphs)
-        self.packed = PackedProducts(self.graphs)
 
     def call(self, layer: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:
         """Return what `layer(input)` would."""
@@ -41,7 +40,8 @@ class Products:
     ) -> torch.Tensor:
         """Return `linear(input, weight, bias)`, with the input after `act` if one is named."""
         if isinstance(weight, Packed):
-            return self.packed.multiply(activations.activated(input, act), weight, bias)
+            active = activations.activated(input, act)
+            return weight.multiply(active, bias, unpacked(weight, self.graphs))
         return self.int8.multiply(input, weight, bias, act)
 
     def _by_blocks(
@@ -54,7 +54,10 @@ class Products:
         values = blocks.values.to(device, non_blocking=True)
         weight = Packed.of(values, blocks.form, blocks.steps, blocks.shape, dtype)
         bias = None if blocks.bias is None else blocks.bias.to(device, non_blocking=True)
-        return self.packed.multiply_changed(input, weight, bias, gguf.change_of(layer))
+        whole, change = unpacked(weight, self.graphs), gguf.change_of(layer)
+        if whole is None:
+            return None
+        return weight.multiply(input, bias, whole if change is None else change(whole))
 
     def multiply_several(
         self, input: torch.Tensor, layers: Sequence[tuple[Any, Any]], act: str = ""

@@ -211,30 +211,32 @@ class Verifier:
             in_full=partial(self._in_full, sample.inputs) if self._has_host_layers else None,
             again=self._computed,
         )
-        references = references[: len(ours)]
+        references, outcome, reason = references[: len(ours)], found.outcome, NOTHING
+        pairs = [(one.dtype, other.dtype) for one, other in zip(ours, references, strict=False)]
+        otherwise = next((pair for pair in pairs if pair[0] is not pair[1]), None)
         if self._verification is not None:
             self._verification.note(self._place.name, graph, found, sample.inputs, weight_class)
-            return Verdict(found.outcome, references, of("verified_unlike"))
-        if (problem := _of_other_dtypes(ours, references)) is not None:
-            self._clearance.resting = problem
+            reason = of("verified_unlike")
+        elif otherwise is not None:  # the host returns others in this call: that tells nothing
+            reason = of("other_dtypes", theirs=otherwise[1], ours=otherwise[0])
+            self._clearance.resting, outcome = reason, Outcome.BAD
             graph.changed()
-            return Verdict(Outcome.BAD, references, problem)
-        if found.outcome is Outcome.UNSURE:  # the next call is compared
+        elif outcome is Outcome.UNSURE:  # the next call is compared
             self.note_unsure(weight_class)
-            return Verdict(found.outcome, references)
-        if found.is_good:
+        elif outcome is Outcome.GOOD:
             self._equals(weight_class, sample.elements)
-            return Verdict(found.outcome, references)
-        if self.record is not None and self.others:  # only with this code, as far as is known
-            reason = self._clearance.refused = of("unlike_with_others", error=f"{found.error:.1e}")
-            graph.changed()
-            references = ()  # the code may do more than return a result
         else:
-            reason = self._account.verdicts.differs(
-                graph, self.others, weight_class, found.error, weights.tensors
-            )
-        logger.warning("%s runs at normal speed: %s", graph.description.label, reason)
-        return Verdict(found.outcome, references, reason)
+            if self.record is not None and self.others:  # only with this code, as far as is known
+                reason = of("unlike_with_others", error=f"{found.error:.1e}")
+                self._clearance.refused = reason
+                graph.changed()
+                references = ()  # the code may do more than return a result
+            else:
+                reason = self._account.verdicts.differs(
+                    graph, self.others, weight_class, found.error, weights.tensors
+                )
+            logger.warning("%s runs at normal speed: %s", graph.description.label, reason)
+        return Verdict(outcome, references, reason)
 
     def _equals(self, weight_class: str, elements: int) -> None:
         """Note that a graph gave what the host does."""
@@ -263,15 +265,3 @@ class Verifier:
         except CalledOtherwiseError:
             return ()
         return (*results, *in_order(seen))
-
-
-def _of_other_dtypes(
-    results: Sequence[torch.Tensor], references: Sequence[torch.Tensor]
-) -> Reason | None:
-    """Say that the host returns other dtypes in this call than the graph was built for: their
-    difference is inconclusive.
-    """
-    for ours, theirs in zip(results, references, strict=False):
-        if ours.dtype is not theirs.dtype:
-            return of("other_dtypes", theirs=theirs.dtype, ours=ours.dtype)
-    return None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from warmgraph_backends.choices.auxiliary import AuxiliaryGraphs
-from warmgraph_backends.choices.packed_products import PackedProducts
+from warmgraph_backends.choices.products import Products
 from warmgraph_backends.cuda_graphs.piece_weights import InPlace
 from warmgraph_backends.host_api import gguf
 from warmgraph_backends.kernels.packed_blocks import FORMATS, Packed, unpack
@@ -299,7 +299,9 @@ class Offered:
         self.dropped, self.loaded = str(reason), None
 
 
-def test_a_graph_that_unpacks_wrongly_is_dropped_and_its_result_used_for_nothing() -> None:
+def test_a_graph_that_unpacks_wrongly_is_dropped_and_its_result_used_for_nothing(
+    tmp_path: Path,
+) -> None:
     form, dtype = FORMATS["Q8_0"], torch.float32
     blocks = gguf_pack.packed(torch.randn(8, 64), "Q8_0").reshape(-1, form.size)
     weight = Packed(blocks, form, torch.float16, torch.Size((8, 64)), dtype)
@@ -312,9 +314,8 @@ def test_a_graph_that_unpacks_wrongly_is_dropped_and_its_result_used_for_nothing
             calls.append(1)
             return (factor * unpack(given[0], form, torch.float16, dtype),)
 
-        graphs, graph = AuxiliaryGraphs(), Offered(call)
-        graphs.offer(("Q8_0", torch.float16, dtype), "cpu", graph)
-        products = PackedProducts(graphs)
+        products, graph = Products(tmp_path, "card"), Offered(call)
+        products.graphs.offer(("Q8_0", torch.float16, dtype), "cpu", graph)
         for _ in range(2):
             assert torch.equal(products.multiply(x, weight, None), plain)
         assert (graph.dropped is not None) == is_dropped
