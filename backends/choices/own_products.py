@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import partial
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from ..host_api.kitchen import Int8Weight
 from ..kernels import int8_sums
 from ..kinds.layout import CONTIGUOUS, aligned
-from .auxiliary import AuxiliaryGraphs, ends
+from .auxiliary import Auxiliary, AuxiliaryGraphs, ends
 
 #: Both sides of a weight are multiples of it; so are the addresses of tensors, in bytes.
 SIXTEEN = 16
@@ -20,17 +20,48 @@ _ROWS, _COLUMNS16 = 8, 1
 
 
 class OwnProduct(NamedTuple):
-    """A graph that may be called now.
+    """A graph that may be called now, and a bias for it that adds nothing."""
 
-    Attributes:
-        name: unique among versions.
-        multiply: `(rows, scales, weight, weight_scales, bias)`: int8 [count, width] and float32
-            [count, 1] by int8 [columns, width] and float32, for each of its rows or for all; a bias
-            [columns] or none. Returns [count, columns].
-    """
+    graph: Auxiliary
+    none: torch.Tensor
 
-    name: str
-    multiply: Callable[..., torch.Tensor]
+    @property
+    def name(self) -> str:
+        """Unique among versions."""
+        return self.graph.graph.key[:8]
+
+    def multiply(
+        self,
+        rows: torch.Tensor,
+        scales: torch.Tensor,
+        weight: torch.Tensor,
+        weight_scales: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return [count, columns].
+
+        Args:
+            rows, scales: int8 [count, width], float32 [count, 1].
+            weight: int8 [columns, width].
+            weight_scales: float32, for each of its rows or for all.
+            bias: [columns], or none.
+
+        Raises:
+            RuntimeError: a first result differs from plain maths.
+        """
+        (count, width), columns = rows.shape, self.none.numel()
+        factors = [
+            rows.view(count, -1, SIXTEEN),
+            scales,
+            weight.view(-1, SIXTEEN, width // SIXTEEN, SIXTEEN),
+            _of_each(weight_scales, columns, torch.float32),
+            self.none if bias is None else _of_each(bias, columns, self.none.dtype),
+        ]
+        parts = partial(_parts, factors)
+        result = self.graph.run(factors, parts, what="int8 product", weights="int8")
+        if result is None:
+            raise RuntimeError("it differs from plain maths")
+        return result.view(count, columns)
 
 
 class OwnProducts:
@@ -47,42 +78,13 @@ class OwnProducts:
         tensor; None without such a graph, or if it cannot take the weight at this moment.
         """
         columns = weight.values.shape[0]
-        is_ready = (like.device, like.dtype, columns) in self._none
-        graph = self.graphs.of(form_of(like.dtype), like.device, is_ready=is_ready)
+        sort = like.device, like.dtype, columns
+        graph = self.graphs.of(form_of(like.dtype), like.device, is_ready=sort in self._none)
         if graph is None or not _is_taken(weight.values):
             return None
-
-        def multiply(
-            rows: torch.Tensor,
-            scales: torch.Tensor,
-            weight: torch.Tensor,
-            weight_scales: torch.Tensor,
-            bias: torch.Tensor | None,
-        ) -> torch.Tensor:
-            count, width = rows.shape
-            none = self._nothing(like, columns)
-            factors = [
-                rows.view(count, -1, SIXTEEN),
-                scales,
-                weight.view(-1, SIXTEEN, width // SIXTEEN, SIXTEEN),
-                _of_each(weight_scales, columns, torch.float32),
-                none if bias is None else _of_each(bias, columns, like.dtype),
-            ]
-            parts = partial(_parts, factors)
-            result = graph.run(factors, parts, what="int8 product", weights="int8")
-            if result is None:
-                raise RuntimeError("it differs from plain maths")
-            return result.view(count, columns)
-
-        return OwnProduct(graph.graph.key[:8], multiply)
-
-    def _nothing(self, like: torch.Tensor, columns: int) -> torch.Tensor:
-        """A bias that adds nothing, for so many columns."""
-        form = like.device, like.dtype, columns
-        found = self._none.get(form)
-        if found is None:
-            found = self._none[form] = like.new_zeros(columns // SIXTEEN, SIXTEEN)
-        return found
+        if sort not in self._none:
+            self._none[sort] = like.new_zeros(columns // SIXTEEN, SIXTEEN)
+        return OwnProduct(graph, self._none[sort])
 
 
 def form_of(dtype: torch.dtype) -> Hashable:

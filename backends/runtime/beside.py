@@ -41,15 +41,10 @@ class Inputs(NamedTuple):
 
     def are_changed(self, writes: Sequence[int]) -> bool:
         """Tell whether one has changed for which that was not learned."""
-        if any(
-            dict(getattr(v, "__dict__", ())) != marks
-            for v, marks in zip(self.live, self.marks, strict=True)
-        ):
-            return True
-        pairs = enumerate(zip(self.live, self.copies, strict=True))
         return any(
-            isinstance(one, torch.Tensor) and i not in writes and not _is_equal(one, other)
-            for i, (one, other) in pairs
+            dict(getattr(one, "__dict__", ())) != marks
+            or (isinstance(one, torch.Tensor) and i not in writes and not _is_equal(one, copy))
+            for i, (one, copy, marks) in enumerate(zip(*self, strict=True))
         )
 
 

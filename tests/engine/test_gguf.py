@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.choices.products import Products
+from warmgraph_backends.choices.choices import Products
 from warmgraph_backends.cuda_graphs.piece_weights import InPlace
 from warmgraph_backends.host_api import gguf
 from warmgraph_backends.kernels.packed_blocks import FORMATS, Packed, unpack
