@@ -200,10 +200,9 @@ class Region:
             return self.decline(of("weights_unfit", error=error))
         try:
             trusted = self._verifier.covers(weights.weight_class, elements)
-            if not trusted:
-                problem = self._verifier.why_uncompared(weights.weight_class)
-                if problem is not None:
-                    return self.decline(problem)
+            problem = None if trusted else self._verifier.why_uncompared(weights.weight_class)
+            if problem is not None:
+                return self.decline(problem)
             if not trusted and is_ours():
                 raise RuntimeError("a graph was not compared with eager yet")
             if not trusted and guests is None and self.place.form.beside:
@@ -302,7 +301,8 @@ class Region:
             left = [inputs.live[i] for i in form.writes]
             theirs = (*left, *parted)
             sample = Sample(given, True, elements)
-            if not self._lie_alike(ours[len(left) :], parted):
+            mine, self._orders = ours[len(left) :], self._orders or list(map(order_of, parted))
+            if len(mine) != len(parted) or laid_otherwise(laid(mine, self._orders), parted):
                 return self._refuse(of("learned_gives"))
             verdict = self._verifier.judge(ours, theirs, weights, sample)
             if verdict.outcome is Outcome.BAD:
@@ -314,13 +314,6 @@ class Region:
         finally:
             if weights.release is not None:
                 weights.release()
-
-    def _lie_alike(self, ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> bool:
-        """Tell whether results equal the host's, once their dimensions are in the same memory
-        order.
-        """
-        self._orders = self._orders or list(map(order_of, theirs))
-        return len(ours) == len(theirs) and not laid_otherwise(laid(ours, self._orders), theirs)
 
     def _refuse(self, problem: Reason) -> None:
         """Use the graph at this place no more."""
