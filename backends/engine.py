@@ -56,7 +56,6 @@ from .sessions.start import Starter
 from .sessions.story import Story
 from .sessions.workflow_links import WorkflowLinks, WorkflowRef
 from .storing import folders
-from .storing.comparisons import Comparisons
 from .storing.paths import Paths
 from .storing.records import Records
 
@@ -126,10 +125,8 @@ class Engine:
             lambda device: int(total_vram(device) * settings.captured_vram_share)
         )
         machine = gpu.machine()
-        comparisons = Comparisons(paths.private, machine)
         self._shared = Shared(
             self._graphs,
-            comparisons,
             self._captured,
             debugging,
             Verification() if debugging.verify else None,

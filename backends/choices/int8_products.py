@@ -33,6 +33,7 @@ from ..host_api import activations, formats, kitchen, layers
 from ..kernels.int8_rows import GROUP, Int8Rows
 from ..torch_api.cuda_queue import current_stream
 from .autotuner import HOST, KEPT, Autotuner
+from .auxiliary import AuxiliaryGraphs
 from .own_products import OwnProduct, OwnProducts
 
 logger = logging.getLogger(__name__)
@@ -59,17 +60,19 @@ class _Layer(NamedTuple):
 class Int8Products:
     """A `call_context.Caller`; for any thread."""
 
-    def __init__(self, directory: Path, machine: str) -> None:
+    def __init__(
+        self, directory: Path, machine: str, graphs: AuxiliaryGraphs | None = None
+    ) -> None:
         """Read the times that were kept; no product is chosen yet.
 
         Args:
             directory: the pack's private folder.
             machine: a name for this machine's card and PyTorch.
+            graphs: our own that may multiply; None: none yet.
         """
         path = directory / FILE_NAME
         self.ways = Autotuner(path, machine, (APART, OURS), are_short=True)
-        #: Our own graphs that are loaded.
-        self.own = OwnProducts()
+        self.own = OwnProducts(graphs or AuxiliaryGraphs())
         self._products: dict[Hashable, kitchen.Int8Product | None] = {}
         self._rows: dict[torch.device, Int8Rows] = {}
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Hashable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from ..device.gpu import index, is_capturing
 from ..host_api.kitchen import Int8Weight
 from ..kernels import int8_sums
 from ..kinds.layout import CONTIGUOUS, aligned
-from .self_check import Call, Offered, SelfCheck, ends
+from .auxiliary import Auxiliary, AuxiliaryGraphs, ends
 
 #: Both sides of a weight are multiples of it; so are the addresses of tensors, in bytes.
 SIXTEEN = 16
@@ -20,100 +20,86 @@ _ROWS, _COLUMNS16 = 8, 1
 
 
 class OwnProduct(NamedTuple):
-    """A graph that may be called now.
+    """A graph that may be called now, and a bias for it that adds nothing."""
 
-    Attributes:
-        name: unique among versions.
-        multiply: `(rows, scales, weight, weight_scales, bias)`: int8 [count, width] and float32
-            [count, 1] by int8 [columns, width] and float32, for each of its rows or for all; a bias
-            [columns] or none. Returns [count, columns].
-    """
+    graph: Auxiliary
+    none: torch.Tensor
 
-    name: str
-    multiply: Callable[..., torch.Tensor]
+    @property
+    def name(self) -> str:
+        """Unique among versions."""
+        return self.graph.graph.key[:8]
+
+    def multiply(
+        self,
+        rows: torch.Tensor,
+        scales: torch.Tensor,
+        weight: torch.Tensor,
+        weight_scales: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return [count, columns].
+
+        Args:
+            rows, scales: int8 [count, width], float32 [count, 1].
+            weight: int8 [columns, width].
+            weight_scales: float32, for each of its rows or for all.
+            bias: [columns], or none.
+
+        Raises:
+            RuntimeError: a first result differs from plain maths.
+        """
+        (count, width), columns = rows.shape, self.none.numel()
+        factors = [
+            rows.view(count, -1, SIXTEEN),
+            scales,
+            weight.view(-1, SIXTEEN, width // SIXTEEN, SIXTEEN),
+            _of_each(weight_scales, columns, torch.float32),
+            self.none if bias is None else _of_each(bias, columns, self.none.dtype),
+        ]
+        parts = partial(_parts, factors)
+        result = self.graph.run(factors, parts, what="int8 product", weights="int8")
+        if result is None:
+            raise RuntimeError("it differs from plain maths")
+        return result.view(count, columns)
 
 
 class OwnProducts:
-    """The loaded graphs, by where they run and their result's dtype; for any thread."""
+    """By the graphs that compute `form_of` their results' dtype; for any thread."""
 
-    def __init__(self) -> None:
-        """Nothing is offered yet."""
-        self._offered: dict[tuple[str, torch.dtype, int], Offered] = {}
-        self._compared = SelfCheck()
+    def __init__(self, graphs: AuxiliaryGraphs) -> None:
+        """Set up over what is offered."""
+        self.graphs = graphs
         #: In place of a bias. Captured calls read them at each replay, so none is freed.
         self._none: dict[tuple[torch.device, torch.dtype, int], torch.Tensor] = {}
-
-    def offer(self, device: str, dtype: torch.dtype, graph: Offered, card: int = 0) -> None:
-        """Have a graph compute products of a dtype on a type of device, once it is loaded.
-
-        Args:
-            card: which of these devices it is, by its number.
-        """
-        self._offered[device, dtype, card] = graph
 
     def of(self, like: torch.Tensor, weight: Int8Weight) -> OwnProduct | None:
         """Return what multiplies by a weight, with results on the device and of the dtype of this
         tensor; None without such a graph, or if it cannot take the weight at this moment.
         """
-        graph = self._offered.get((like.device.type, like.dtype, index(like.device)))
-        loaded = None if graph is None else graph.loaded
-        if graph is None or loaded is None or not _is_taken(weight.values):
+        columns = weight.values.shape[0]
+        sort = like.device, like.dtype, columns
+        graph = self.graphs.of(form_of(like.dtype), like.device, is_ready=sort in self._none)
+        if graph is None or not _is_taken(weight.values):
             return None
-        call, columns = loaded.call, weight.values.shape[0]
-        known, is_ready = graph, (like.device, like.dtype, columns) in self._none
-        # While a call is captured nothing may be waited for, and what is made would be that call's.
-        if is_capturing(like.device) and not (is_ready and call in self._compared):
-            return None
+        if sort not in self._none:
+            self._none[sort] = like.new_zeros(columns // SIXTEEN, SIXTEEN)
+        return OwnProduct(graph, self._none[sort])
 
-        def multiply(
-            rows: torch.Tensor,
-            scales: torch.Tensor,
-            weight: torch.Tensor,
-            weight_scales: torch.Tensor,
-            bias: torch.Tensor | None,
-        ) -> torch.Tensor:
-            count, width = rows.shape
-            none = self._nothing(like, columns)
-            factors = [
-                rows.view(count, -1, SIXTEEN),
-                scales,
-                weight.view(-1, SIXTEEN, width // SIXTEEN, SIXTEEN),
-                _of_each(weight_scales, columns, torch.float32),
-                none if bias is None else _of_each(bias, columns, like.dtype),
-            ]
-            (result,) = call(list(factors))
-            if call not in self._compared:
-                self._compare(known, call, result, factors)
-            found: torch.Tensor = result.view(count, columns)
-            return found
 
-        return OwnProduct(graph.key[:8], multiply)
+def form_of(dtype: torch.dtype) -> Hashable:
+    """Return what graphs with results of a dtype compute."""
+    return "int8 product", dtype
 
-    def _nothing(self, like: torch.Tensor, columns: int) -> torch.Tensor:
-        """A bias that adds nothing, for so many columns."""
-        form = like.device, like.dtype, columns
-        found = self._none.get(form)
-        if found is None:
-            found = self._none[form] = like.new_zeros(columns // SIXTEEN, SIXTEEN)
-        return found
 
-    def _compare(
-        self, graph: Offered, call: Call, result: torch.Tensor, factors: list[torch.Tensor]
-    ) -> None:
-        """Compare the ends of a first result with plain maths.
-
-        Raises:
-            RuntimeError: they differ; the graph is dropped.
-        """
-        rows, scales, weight, weight_scales, bias = factors
-        some = [ends(each, _ROWS) for each in (rows, scales)]
-        some += [ends(each, _COLUMNS16) for each in (weight, weight_scales, bias)]
-        exact = int8_sums.multiply(*some)
-        found = ends(ends(result, _ROWS).transpose(0, 1), _COLUMNS16).transpose(0, 1)
-        about = {"what": "int8 product", "weights": "int8"}
-        why = self._compared.problem(graph, call, found, exact, some, **about)
-        if why is not None:
-            raise RuntimeError(why)
+def _parts(
+    factors: list[torch.Tensor], result: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """The ends of a result, the same in plain maths, and of what."""
+    some = [ends(each, _ROWS) for each in factors[:2]]
+    some += [ends(each, _COLUMNS16) for each in factors[2:]]
+    found = ends(ends(result, _ROWS).transpose(0, 1), _COLUMNS16).transpose(0, 1)
+    return found, int8_sums.multiply(*some), some
 
 
 def _is_taken(weight: torch.Tensor) -> bool:

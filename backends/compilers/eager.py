@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..contract import EAGER, Compiled, Measure, PayloadFacts, Program, Requirement
 from ..errors import BuildError, GraphFileError, RequirementError
@@ -37,7 +37,7 @@ class Eager:
 
     def compile(self, program: Program, *, measure: Measure) -> Compiled:
         """Never called: eager has no graphs."""
-        self._refuse(BuildError)
+        raise BuildError(_NONE)
 
     def explain_failure(self, device: str) -> RequirementError | None:
         """Never called: eager has no graphs."""
@@ -45,14 +45,11 @@ class Eager:
 
     def load(self, payload: bytes, card: int | None = None) -> Callable[[list[Any]], Any]:
         """Never called: eager has no graphs."""
-        self._refuse(GraphFileError)
+        raise GraphFileError(_NONE)
 
     def describe_payload(self, payload: bytes) -> PayloadFacts:
         """Never called with any of its own: eager has no graphs."""
         raise ValueError(_NONE)
-
-    def _refuse(self, error: type[BuildError] | type[GraphFileError]) -> NoReturn:
-        raise error(_NONE)
 
 
 _NONE = of("eager_compiles_nothing")

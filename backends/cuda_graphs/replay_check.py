@@ -10,11 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ..kinds.tolerance import relative_l2
+from ..kinds.tolerance import REPEATED_L2, judge
 from ..reasons import Reason, of
 
-#: Relative L2: the same kernels, of which some may add in another order each time.
-LIMIT = 1e-2
 #: In bytes, of the tensors that a call is given, and of those that it gives. A larger call is made
 #: anew once it is captured.
 MOST_BYTES = 2**24
@@ -61,5 +59,5 @@ class ReplayCheck:
 
 def why_other(results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> Reason | None:
     """Say why a capture's results differ from the call's. Waits for the device."""
-    error = max(map(relative_l2, results, expected), default=0.0)
-    return of("replays_otherwise", error=f"{error:.0e}") if error > LIMIT else None
+    found = judge(results, expected, most=REPEATED_L2)
+    return None if found.is_good else of("replays_otherwise", error=f"{found.error:.0e}")

@@ -23,7 +23,6 @@ import torch
 from ..device import gpu
 from ..host_api.execution import check_cancelled
 from ..reasons import NOTHING, Reason, of
-from ..storing.comparisons import Comparisons
 from ..weights.addresses import AddressBook, Addresses
 from .captured_call import CapturedCall, CaptureError
 from .captures import Captures
@@ -78,7 +77,6 @@ class Attempt(NamedTuple):
         compiled: whether to make it through the regions' graphs then.
         known: what is known of its signature.
         in_place: whether the weights are where a captured call could read them.
-        compared: comparisons with eager that were made before.
     """
 
     result: Any
@@ -86,7 +84,6 @@ class Attempt(NamedTuple):
     compiled: bool
     known: _Signature
     in_place: bool
-    compared: int
 
     @property
     def may_come(self) -> bool:
@@ -100,19 +97,16 @@ class Replays:
     def __init__(
         self,
         memory: CapturedMemory,
-        comparisons: Comparisons,
         limit_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
         """Set up; nothing is captured yet.
 
         Args:
             memory: the memory that all captured graphs share.
-            comparisons: the comparisons made so far.
             limit_s: the longest GPU time of a call worth capturing.
         """
         self._memory = memory
         self._captures = Captures(memory)
-        self._comparisons = comparisons
         self._limit_s = limit_s
         self._signatures: dict[Hashable, _Signature] = {}
         self._calls_in_run = 0
@@ -127,7 +121,7 @@ class Replays:
 
     def fresh(self) -> Replays:
         """Return one for another root module, over the same memory."""
-        return Replays(self._memory, self._comparisons, self._limit_s)
+        return Replays(self._memory, self._limit_s)
 
     def attempt(
         self,
@@ -195,10 +189,14 @@ class Replays:
                 known.check = ReplayCheck(copies(call.tensors), book.epoch)
         known.marks = None if result is not None else (gpu.mark(call.tensors[0].device), None)
         form = None if result is None else made
-        return Attempt(result, form, not exact_next, known, in_place, self._comparisons.count)
+        return Attempt(result, form, not exact_next, known, in_place)
 
-    def settle(self, attempt: Attempt, book: AddressBook, result: Any) -> None:
-        """Note the result of a call that was not replayed."""
+    def settle(self, attempt: Attempt, book: AddressBook, result: Any, is_clean: bool) -> None:
+        """Note the result of a call that was not replayed.
+
+        Args:
+            is_clean: whether nothing was compared with eager in it.
+        """
         known = attempt.known
         if known.marks is not None:
             known.marks = (known.marks[0], gpu.mark(book.device))
@@ -206,7 +204,7 @@ class Replays:
         known.like = None
         if not attempt.in_place:  # the next call may find weights of another kind
             known.clean = min(known.clean, 0)
-        elif known.refused is None and self._comparisons.count == attempt.compared:
+        elif known.refused is None and is_clean:
             try:
                 known.like = result_form(result)
                 known.clean += 1

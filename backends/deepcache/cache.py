@@ -23,6 +23,7 @@ from ..host_api import patcher as host
 from ..host_api.options import SEVERAL_CARDS
 from ..host_api.sampling import sampled
 from ..host_api.unets import ARGUMENTS, is_own_forward
+from ..kinds.tolerance import REPEATED_L2, judge
 from ..reasons import Reason, of
 from .branches import Branch
 from .calls import Before, Step, alone, random_state, within
@@ -30,9 +31,6 @@ from .features import bytes_of, shape_of
 from .guard import OwnError
 from .run import Options, Run
 from .shares import shares, usual_side
-
-#: How far two ways through compiled graphs may lie apart, in half precision.
-_COMPILED_REL_L2 = 1e-2
 
 
 class DeepCache(Cache[Run]):
@@ -213,4 +211,4 @@ class DeepCache(Cache[Run]):
         if torch.equal(found, output):
             return True
         is_compiled = any(map(self._is_known, host.wrappers(executor)))
-        return is_compiled and bool((found - output).norm() <= _COMPILED_REL_L2 * output.norm())
+        return is_compiled and judge([found], [output], most=REPEATED_L2).is_good

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import torch
 
+from ..choices import own_products
 from ..choices.choices import Choices
-from ..choices.products import Products
 from ..contract import RegionSpec
 from ..families import int8_product, packed_weight
 from ..graphs.compiled_graph import CompiledGraph
@@ -36,47 +35,39 @@ def aids_of(
         graph_of, why_not: as of `describe_kinds`.
         choices: what chooses.
     """
-    products = choices.products
-    if products is None:
+    if choices.products is None:
         return []
     layers = [layer for kind in kinds for layer in _called(kind)]
-    wanted = [*_int8(layers, products, device, dtype), *_packed(layers, products, device, dtype)]
     aids = []
-    for description, offer in wanted:
+    for form, description in [*_int8(layers, device, dtype), *_packed(layers, device, dtype)]:
         if why_not(description.label) is None:
             graph = graph_of(description)
-            offer(graph, card=graph.card)
+            choices.products.graphs.offer(form, device.type, graph, graph.card)
             aids.append(Kind(description.label, graph=graph))
     return aids
 
 
-#: What a graph is to be, and who is offered it.
-_Wanted = Iterator[tuple[RegionSpec, Callable[..., None]]]
+#: What graphs are to be, by what they are offered for.
+_Wanted = Iterator[tuple[Hashable, RegionSpec]]
 
 
-def _int8(
-    layers: Sequence[torch.nn.Module], products: Products, device: torch.device, dtype: torch.dtype
-) -> _Wanted:
+def _int8(layers: Sequence[torch.nn.Module], device: torch.device, dtype: torch.dtype) -> _Wanted:
     """One for int8 products."""
     known = (formats.of(layer) for layer in layers)
     if not any(form is not None and form.quantises_rows for form in known):
         return
     if int8_product.is_for(device):
-        offer = partial(products.int8.own.offer, device.type, dtype)
-        yield int8_product.describe(dtype, device.type), offer
+        yield own_products.form_of(dtype), int8_product.describe(dtype, device.type)
 
 
-def _packed(
-    layers: Sequence[torch.nn.Module], products: Products, device: torch.device, dtype: torch.dtype
-) -> _Wanted:
+def _packed(layers: Sequence[torch.nn.Module], device: torch.device, dtype: torch.dtype) -> _Wanted:
     """One for each format of weights in blocks."""
     found: dict[tuple[str, torch.dtype], None] = {}
     for blocks in filter(None, map(gguf.patched_blocks_of, layers)):
         if FORMATS[blocks.form].is_packed:
             found[blocks.form, dtype if blocks.steps is None else blocks.steps] = None
     for name, steps in found:
-        offer = partial(products.packed.offer, (device.type, name, steps, dtype))
-        yield packed_weight.describe(name, steps, dtype, device.type), offer
+        yield (name, steps, dtype), packed_weight.describe(name, steps, dtype, device.type)
 
 
 def _called(kind: Kind) -> Iterator[torch.nn.Module]:

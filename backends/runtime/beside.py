@@ -8,75 +8,12 @@ the root's code nor a block's runs twice.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from ..graphs.compiled_graph import CompiledGraph
 from ..plans.binding import Beside
-from ..plans.plan import Place
-from ..reasons import Reason
-from ..storing.comparisons import Comparisons
-from ..weights.fetching import Fetched
-from .specializations import CallStats
-from .verdicts import Verdicts
-from .verifier import REACH, Sample, Verifier
-
-#: Comparisons of one sort of call that tell nothing before no more are made.
-MOST_UNSURE = 3
-
-
-class PlaceVerifier(Verifier):
-    """The comparisons of one learned place's graph: for each place, and each structure of its
-    model's call.
-
-    Attributes:
-        problem: why the graph does not serve here, whatever it computes.
-        orders: the memory order of the dimensions of the host's results (`order_of`).
-    """
-
-    def __init__(
-        self,
-        place: Place,
-        graph: CompiledGraph,
-        comparisons: Comparisons,
-        model: Any,
-        verdicts: Verdicts,
-        account: CallStats,
-    ) -> None:
-        """Set up, as `Verifier` is.
-
-        Args:
-            account: of the model, which says of what structure its call is.
-        """
-        super().__init__(place, graph, comparisons, model, verdicts)
-        self._account = account
-        self._unsure: Counter[Hashable] = Counter()
-        self.problem: Reason | None = None
-        self.orders: Sequence[list[int] | None] | None = None
-
-    def covers(self, weight_class: str, elements: int) -> bool:
-        """Tell whether a call needs no comparison."""
-        known = self.others, weight_class, self._account.structure
-        return elements <= self._limits.get(known, -1)
-
-    def is_tired(self, weight_class: str) -> bool:
-        """Tell whether comparisons of such calls were inconclusive too often."""
-        return self._unsure[self.others, weight_class, self._account.structure] >= MOST_UNSURE
-
-    def note_unsure(self, weight_class: str) -> None:
-        """Note an inconclusive comparison. It counts as one, because repeating it with the same
-        call would not help.
-        """
-        self._comparisons.count += 1
-        self._unsure[self.others, weight_class, self._account.structure] += 1
-
-    def _equals(self, weights: Fetched, sample: Sample) -> None:
-        super()._equals(weights, sample)
-        known = self.others, weights.weight_class, self._account.structure
-        self._limits[known] = REACH * sample.elements
 
 
 class Inputs(NamedTuple):
@@ -104,15 +41,10 @@ class Inputs(NamedTuple):
 
     def are_changed(self, writes: Sequence[int]) -> bool:
         """Tell whether one has changed for which that was not learned."""
-        if any(
-            dict(getattr(v, "__dict__", ())) != marks
-            for v, marks in zip(self.live, self.marks, strict=True)
-        ):
-            return True
-        pairs = enumerate(zip(self.live, self.copies, strict=True))
         return any(
-            isinstance(one, torch.Tensor) and i not in writes and not _is_equal(one, other)
-            for i, (one, other) in pairs
+            dict(getattr(one, "__dict__", ())) != marks
+            or (isinstance(one, torch.Tensor) and i not in writes and not _is_equal(one, copy))
+            for i, (one, copy, marks) in enumerate(zip(*self, strict=True))
         )
 
 

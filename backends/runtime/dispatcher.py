@@ -187,7 +187,7 @@ class Dispatcher:
 
     def _against(self, graph: CompiledGraph, guests: Guests | None) -> Reason | None:
         """Why comparisons refuse a graph with this model's weights."""
-        return self._account.verdicts.against(graph, "" if guests is None else guests.code)
+        return self._account.verdicts.of(graph, "" if guests is None else guests.code).problem
 
     def _kind(self, name: str) -> tuple[Kind | None, Guests | None]:
         """The kind of a place now, and others' code in it."""
@@ -204,7 +204,6 @@ class Dispatcher:
                 place,
                 graph,
                 self._weights,
-                shared.comparisons,
                 self._faults,
                 shared.verification,
                 shared.choices,

@@ -107,7 +107,7 @@ class Making:
         """A replayed call's result, and the form it was captured in; None if it was not."""
         run = partial(self._placing.run, forwards=step.serving.installed)
         call, book, replays = step.call, step.book, step.replays
-        attempt = None
+        attempt, compared = None, self._account.compared
         if call is None or book is None or replays is None:
             return self._in_pieces(run, plain, step), None
         ran: set[str] = set()
@@ -136,7 +136,9 @@ class Making:
             result = run(plain, compiled=attempt.compiled)
         else:
             result = self._in_pieces(run, plain, step)
-        self._faults.spare(CAPTURES, "watching a step", replays.settle, attempt, book, result)
+        is_clean = self._account.compared == compared
+        settled = attempt, book, result, is_clean
+        self._faults.spare(CAPTURES, "watching a step", replays.settle, *settled)
         return result, None
 
     def _in_pieces(self, run: Callable[..., Any], plain: Callable[[], Any], step: Step) -> Any:

@@ -18,19 +18,19 @@ from ..graphs.compiled_graph import CompiledGraph
 from ..host_api import formats
 from ..host_api.execution import check_cancelled, host_compiler_pause, is_interrupt, passes
 from ..host_api.options import ATTENTION
+from ..kinds.tolerance import Outcome
 from ..operators import host_attention, host_layer, live_arguments
 from ..operators.call_context import options_of_step, using
 from ..operators.recorded import Record
 from ..plans.plan import Place
 from ..reasons import Reason, of
-from ..storing.comparisons import Comparisons
 from ..torch_api import surroundings
 from ..weights.fetching import Fetched, ModelWeights, RegionWeights
-from .beside import ByHost, Inputs, PlaceVerifier, laid, laid_otherwise, order_of
+from .beside import ByHost, Inputs, laid, laid_otherwise, order_of
 from .faults import Faults
 from .input_guard import Form, InputGuard, form_of
 from .specializations import UNROUNDED, CallStats, GuardFailure
-from .verification import EveryCallVerifier, Verification
+from .verification import Verification
 from .verifier import Sample, Verifier
 from .wiring import Guests
 from .written import leave
@@ -53,7 +53,6 @@ class Region:
         place: Place,
         graph: CompiledGraph,
         source: ModelWeights,
-        comparisons: Comparisons,
         faults: Faults,
         verification: Verification | None = None,
         choices: Choices = HOSTS,
@@ -68,7 +67,6 @@ class Region:
             place: the place.
             graph: a ready graph of it.
             source: the model's weights.
-            comparisons: the memory of comparisons.
             faults: what failed in our code in this session.
             verification: what is kept where every call is compared.
             choices: what chooses the kernels of its operators.
@@ -98,14 +96,9 @@ class Region:
             source,
             {path: path in rounded for path in left},
         )
-        compared = place, graph, comparisons, source.model, self._account.verdicts
-        self._verifier = (
-            EveryCallVerifier(*compared, verification)
-            if verification is not None
-            else PlaceVerifier(*compared, self._account)
-            if place.form.beside
-            else Verifier(*compared)
-        )
+        self._verifier = Verifier(place, graph, self._account, verification)
+        #: The memory order of the dimensions of the host's results at a learned place (`order_of`).
+        self._orders: Sequence[list[int] | None] = ()
         self._faults = faults
         self._choices = choices
         self._alike = alike
@@ -195,8 +188,8 @@ class Region:
         if loaded is None:
             return self.decline(graph.reason or of("dropped"))
         call = loaded.call
-        self._verifier.others = "" if guests is None else guests.code
-        if (problem := self._verifier.why_not()) is not None:
+        problem = self._verifier.why_not("" if guests is None else guests.code)
+        if problem is not None:
             return self.decline(problem)
         ready = list(inputs)
         if elements is None:
@@ -207,7 +200,8 @@ class Region:
             return self.decline(of("weights_unfit", error=error))
         try:
             trusted = self._verifier.covers(weights.weight_class, elements)
-            if not trusted and (problem := self._why_uncompared(weights.weight_class)) is not None:
+            problem = None if trusted else self._verifier.why_uncompared(weights.weight_class)
+            if problem is not None:
                 return self.decline(problem)
             if not trusted and is_ours():
                 raise RuntimeError("a graph was not compared with eager yet")
@@ -245,28 +239,16 @@ class Region:
             self._verifier.record = None
             if weights.release is not None:
                 weights.release()
-        if verdict.good and not self.place.form.beside:
+        is_bad = verdict.outcome is Outcome.BAD
+        if not is_bad and not self.place.form.beside:
             return self._given(inputs, results)
-        if not verdict.good:
+        if is_bad:
             self.decline(verdict.reason)
         if not sample.whole or not verdict.references:
             return None
         return self._given(inputs, verdict.references, by_graph=False)
 
     # --- a call that the host makes, and the graph beside it -------------------------------------
-
-    def _why_uncompared(self, weight_class: str) -> Reason | None:
-        """Why the call of a learned place cannot be compared, if so."""
-        verifier = self._verifier
-        if not isinstance(verifier, PlaceVerifier):
-            return None
-        if verifier.problem is not None:
-            return verifier.problem
-        if verifier.is_tired(weight_class):
-            return of("learned_unsure")
-        # Others' code must not be called by the host and by the graph.
-        is_others = options_of_step().get(ATTENTION) is not None
-        return of("learned_unproven") if is_others else None
 
     def _by_host(self, inputs: tuple[Any, ...], weight_class: str, elements: int) -> Any:
         """Leave a call to the host, and compare its result; without memory for copies of the inputs
@@ -277,14 +259,13 @@ class Region:
         try:
             kept = Inputs.of(inputs)
         except torch.OutOfMemoryError:
-            return self._unsure(weight_class)
+            return self._no_memory(weight_class)
         options = options_of_step()
         return ByHost(kept, partial(self._beside, options=options, elements=elements))
 
-    def _unsure(self, weight_class: str) -> None:
+    def _no_memory(self, weight_class: str) -> None:
         self.unsure = of("learned_unsure")
-        if isinstance(self._verifier, PlaceVerifier):
-            self._verifier.note_unsure(weight_class)
+        self._verifier.note_unsure(weight_class)
 
     def _beside(self, call: ByHost, result: Any, *, options: dict[str, Any], elements: int) -> None:
         """Compare the host's result with the graph's. Any failure concerns only this graph, because
@@ -307,7 +288,8 @@ class Region:
             return self._refuse(of("learned_gives"))
         if inputs.are_changed(form.writes):
             return self._refuse(of("learned_changes_object"))
-        self._verifier.others, self._verifier.record = "", None
+        self._verifier.why_not("")
+        self._verifier.record = None
         given = inputs.before(form.writes)
         ready, _ = self._guard.made_ready(given, form_of(given))
         weights = self._weights.fetch()
@@ -319,33 +301,23 @@ class Region:
             left = [inputs.live[i] for i in form.writes]
             theirs = (*left, *parted)
             sample = Sample(given, True, elements)
-            if not self._lie_alike(ours[len(left) :], parted):
+            mine, self._orders = ours[len(left) :], self._orders or list(map(order_of, parted))
+            if len(mine) != len(parted) or laid_otherwise(laid(mine, self._orders), parted):
                 return self._refuse(of("learned_gives"))
             verdict = self._verifier.judge(ours, theirs, weights, sample)
-            if not verdict.good:
+            if verdict.outcome is Outcome.BAD:
                 self.decline(verdict.reason)
-            elif not self._verifier.covers(weights.weight_class, elements):
-                self._unsure(weights.weight_class)
+            elif verdict.outcome is Outcome.UNSURE:
+                self.unsure = of("learned_unsure")
         except torch.OutOfMemoryError:
-            self._unsure(weights.weight_class)
+            self._no_memory(weights.weight_class)
         finally:
             if weights.release is not None:
                 weights.release()
 
-    def _lie_alike(self, ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> bool:
-        """Tell whether results equal the host's, once their dimensions are in the same memory
-        order.
-        """
-        verifier = self._verifier
-        assert isinstance(verifier, PlaceVerifier)
-        if verifier.orders is None:
-            verifier.orders = list(map(order_of, theirs))
-        return len(ours) == len(theirs) and not laid_otherwise(laid(ours, verifier.orders), theirs)
-
     def _refuse(self, problem: Reason) -> None:
         """Use the graph at this place no more."""
-        if isinstance(self._verifier, PlaceVerifier):
-            self._verifier.problem = problem
+        self._verifier.misplaced = problem
         self.decline(problem)
 
     def _runner(
@@ -438,9 +410,9 @@ class Region:
         self.calls += by_graph
         self._account.calls += by_graph
         form = self.place.form
-        if isinstance(self._verifier, PlaceVerifier) and any(orders := self._verifier.orders or ()):
+        if any(self._orders):
             count = len(form.writes)
-            results = (*results[:count], *laid(results[count:], orders))
+            results = (*results[:count], *laid(results[count:], self._orders))
         if form.writes:
             results = leave(form, inputs, results)
         return results if len(results) > 1 else results[0]

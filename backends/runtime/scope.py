@@ -176,6 +176,7 @@ class Scope:
     def over(self, root: torch.nn.Module, make_plan: MakePlan) -> Scope:
         """Return a scope over another root module, which no host patcher manages."""
         mine = self.account
+        mine.verdicts.compare_anew()
         return Scope(root, root, make_plan, Plan(), self._backend, self._shared, account=mine)
 
     def let_go(self) -> None:

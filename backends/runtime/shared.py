@@ -14,7 +14,6 @@ from ..graphs.learned_models import LearnedModels
 from ..graphs.library import Graphs
 from ..host_api.needs import Feature
 from ..reasons import Reason
-from ..storing.comparisons import Comparisons
 from .specializations import Needs
 from .verdicts import Verdicts
 from .verification import Verification
@@ -26,7 +25,6 @@ class Shared:
 
     Attributes:
         graphs: all graphs, found, loaded and built.
-        comparisons: the memory of comparisons with eager.
         captured: the memory of all captured calls.
         debugging: the developer's switches of this server.
         verification: what is kept where every call of a region is compared with eager, else None.
@@ -36,7 +34,6 @@ class Shared:
     """
 
     graphs: Graphs
-    comparisons: Comparisons
     captured: CapturedMemory
     debugging: Debugging = OFF
     verification: Verification | None = None
@@ -51,5 +48,5 @@ class Shared:
         return self._needs.setdefault(model, set())
 
     def verdicts_of(self, model: Any) -> Verdicts:
-        """Return which graphs are refused with a model's weights; kept as long as those."""
+        """Return which graphs may be used with a model's weights; kept as long as those."""
         return self._verdicts.setdefault(model, Verdicts())

@@ -96,7 +96,8 @@ class CallStats:
 
     Attributes:
         needs: what calls needed; kept by the model.
-        verdicts: which graphs are refused with its weights; kept likewise.
+        verdicts: which graphs may be used with its weights; kept likewise.
+        compared: comparisons, but for those of written forms that told nothing.
         calls: how many calls graphs have served.
         lookahead: how far they are ahead of the GPU.
         declined: why calls were left to the host since a step of a learned model began, the newest
@@ -107,6 +108,7 @@ class CallStats:
 
     needs: Needs = field(default_factory=set)
     verdicts: Verdicts = field(default_factory=Verdicts)
+    compared: int = 0
     calls: int = 0
     lookahead: Lookahead = field(default_factory=Lookahead)
     declined: dict[str, Reason] = field(default_factory=dict)

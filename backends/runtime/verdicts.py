@@ -1,4 +1,4 @@
-"""Which graphs comparisons have refused with the weights of one model.
+"""Whether graphs may be used with the weights of one model, by what comparisons gave.
 
 A graph may be wrong only with some weights, such as those that overflow. So a failed comparison
 refuses the pair; it refuses the graph itself once it failed with several models' weights and passed
@@ -8,7 +8,8 @@ with none.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,20 +24,46 @@ SEVERAL = 2
 _TOLD_BY = 256
 
 
+@dataclass(eq=False)
+class Clearance:
+    """Whether one graph may be used on its card, with one model's weights and one code of others.
+
+    Attributes:
+        compared: the elements of the largest call in which it gave what the host does, by sort of
+            call.
+        resting: why the host makes its calls until the model's next run.
+        refused: why it does as long as the model has the same patches.
+        doubts: with which classes of weights it differed once.
+    """
+
+    compared: dict[Hashable, int] = field(default_factory=dict)
+    resting: Reason | None = None
+    refused: Reason | None = None
+    doubts: set[str] = field(default_factory=set)
+
+    @property
+    def problem(self) -> Reason | None:
+        """Why the graph is not used now, if so."""
+        return self.refused or self.resting
+
+
 class Verdicts:
     """Of one model; kept as long as the model."""
 
     def __init__(self) -> None:
-        """No graph is refused yet."""
-        #: Until the model's next run; by the name of what was compared.
-        self._resting: dict[str, Reason] = {}
-        #: For as long as the model has the same patches.
-        self._refused: dict[str, Reason] = {}
-        #: What differed once, with which class of weights.
-        self._doubts: set[tuple[str, str]] = set()
+        """Nothing is compared yet."""
+        self._clearances: dict[tuple[str, int, str], Clearance] = {}
         self._patches: Any = None
         #: What tells these weights from other models'; the first ones that a graph differed with.
         self._weights: dict[str, str] = {}
+
+    def of(self, graph: CompiledGraph, others: str = "") -> Clearance:
+        """Return what is known of a graph.
+
+        Args:
+            others: names of others' code in parts of the region.
+        """
+        return self._clearances.setdefault((graph.key, graph.card, others), Clearance())
 
     def begin_run(self, model: Any, graphs: Sequence[CompiledGraph]) -> None:
         """Use resting graphs again; with other patches, compare again what differed.
@@ -45,42 +72,22 @@ class Verdicts:
             model: the module on which the host's patcher notes where the weights are.
             graphs: of the model.
         """
-        patches = patches_of(model)
-        if patches != self._patches:
-            self._patches = patches
-            self._doubts.clear()
-            self._resting |= self._refused
-            self._refused = {}
-        if self._resting:
-            self._resting = {}
+        patches, rested = patches_of(model), False
+        is_other, self._patches = patches != self._patches, patches
+        for each in list(self._clearances.values()):
+            if is_other:
+                each.doubts.clear()
+                each.resting, each.refused = each.problem, None
+            rested |= each.resting is not None
+            each.resting = None
+        if rested:
             for graph in graphs[:1]:
                 graph.changed()
 
-    def against(self, graph: CompiledGraph, others: str = "") -> Reason | None:
-        """Say why a graph does not serve calls of this model now, if so.
-
-        Args:
-            others: names of others' code in parts of the region.
-        """
-        if not self._resting and not self._refused:
-            return None
-        name = named(graph, others)
-        return self._refused.get(name) or self._resting.get(name)
-
-    def rest(self, graph: CompiledGraph, others: str, reason: Reason) -> None:
-        """Leave its calls to the host until the model's next run begins."""
-        self._resting[named(graph, others)] = reason
-        graph.changed()
-
-    def refuse(self, graph: CompiledGraph, others: str, reason: Reason) -> None:
-        """Leave its calls to the host as long as the model has the same patches."""
-        self._refused[named(graph, others)] = reason
-        graph.changed()
-
-    def good(self, graph: CompiledGraph, others: str, weight_class: str) -> None:
-        """Note that a graph gave what the host does."""
-        self._doubts.discard((named(graph, others), weight_class))
-        graph.is_proven = True
+    def compare_anew(self) -> None:
+        """Compare each graph again at its next call."""
+        for each in list(self._clearances.values()):
+            each.compared.clear()
 
     def differs(
         self,
@@ -97,27 +104,21 @@ class Verdicts:
         Args:
             weights: that it was called with.
         """
+        clearance = self.of(graph, others)
         reason = of("differs", error=f"{error:.1e}", weights=weight_class)
-        name = named(graph, others)
-        if (name, weight_class) not in self._doubts:
-            self._doubts.add((name, weight_class))
-            reason = of("once_more", why=reason)
-            self.rest(graph, others, reason)
-            return reason
-        if graph.key not in self._weights:
-            self._weights[graph.key] = _told_by(weights)
-        graph.wrong_with.add(self._weights[graph.key])
-        if graph.is_proven or len(graph.wrong_with) < SEVERAL:
-            self.refuse(graph, others, reason)
+        if weight_class not in clearance.doubts:
+            clearance.doubts.add(weight_class)
+            clearance.resting = reason = of("once_more", why=reason)
         else:
-            graph.drop(reason)
+            if graph.key not in self._weights:
+                self._weights[graph.key] = _told_by(weights)
+            graph.wrong_with.add(self._weights[graph.key])
+            if not graph.is_proven and len(graph.wrong_with) >= SEVERAL:
+                graph.drop(reason)
+                return reason
+            clearance.refused = reason
+        graph.changed()
         return reason
-
-
-def named(graph: CompiledGraph, others: str) -> str:
-    """Return the name of what is compared: the graph, by card, with others' code."""
-    card = f" on card {graph.card}" if graph.card else ""
-    return f"{graph.key}{card} {others}".rstrip()
 
 
 def _told_by(weights: Sequence[torch.Tensor]) -> str:

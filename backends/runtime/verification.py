@@ -1,5 +1,8 @@
-"""Compare every call of every region with the host's own maths, for a developer in search of the
-wrong one (`debugging.Debugging.verify`).
+"""What is kept where every call of every region is compared with the host's own maths, for a
+developer in search of the wrong one (`debugging.Debugging.verify`).
+
+A graph that differs stays in use, but eager's result of each call is used: what follows is compared
+on the host's own activations.
 """
 
 from __future__ import annotations
@@ -12,17 +15,9 @@ from typing import Any
 import torch
 
 from ..graphs.compiled_graph import CompiledGraph
-from ..kinds.tolerance import tells_nothing
-from ..plans.plan import Place
-from ..reasons import of
-from ..storing.comparisons import Comparisons
-from ..weights.fetching import Fetched
-from .verdicts import Verdicts
-from .verifier import Sample, Verdict, Verifier
+from ..kinds.tolerance import Judgement, Outcome
 
 logger = logging.getLogger(__name__)
-
-_REASON = of("verified_unlike")
 
 
 class Verification:
@@ -50,98 +45,44 @@ class Verification:
             self._nearest, self._where = 0.0, ""
             return line
 
-    def count(self, place: str, label: str, *, share: float, good: bool) -> bool:
-        """Count a comparison; returns whether it is the first difference of its kind.
+    def note(
+        self,
+        place: str,
+        graph: CompiledGraph,
+        found: Judgement,
+        inputs: Sequence[Any],
+        weight_class: str,
+    ) -> None:
+        """Count a comparison; the first difference of a kind is logged.
 
         Args:
-            share: the error as a part of the tolerance.
-            good: whether the call counts as right.
+            place: its name.
+            inputs: of the call.
+            weight_class: of the weights that it took.
         """
+        label = graph.description.label
         with self._lock:
             self._calls += 1
-            if good:
-                if share > self._nearest:
-                    self._nearest, self._where = share, f"{place} ({label})"
-                return False
+            if found.is_good and found.share > self._nearest:
+                self._nearest, self._where = found.share, f"{place} ({label})"
+            if found.outcome is not Outcome.BAD:
+                return
             self._different += 1
-            first = label not in self._told
+            if label in self._told:
+                return
             self._told.add(label)
-            return first
-
-
-class EveryCallVerifier(Verifier):
-    """The comparisons of one place's graph if every call is compared.
-
-    A graph that differs stays in use, but eager's result of each call is used: what follows is
-    compared on the host's own activations.
-    """
-
-    def __init__(
-        self,
-        place: Place,
-        graph: CompiledGraph,
-        comparisons: Comparisons,
-        model: Any,
-        verdicts: Verdicts,
-        verification: Verification,
-    ) -> None:
-        """Set up for one place's graph, as `Verifier` is.
-
-        Args:
-            place: the place.
-            graph: its graph.
-            comparisons, model, verdicts: as of `Verifier`.
-            verification: what all places of the process share.
-        """
-        super().__init__(place, graph, comparisons, model, verdicts)
-        self._verification = verification
-
-    def covers(self, weight_class: str, elements: int) -> bool:
-        """Every call is compared."""
-        return False
-
-    def sample(self, inputs: list[Any], elements: int) -> Sample:
-        """Every element is compared."""
-        return Sample(inputs, True, elements)
-
-    def judge(
-        self,
-        ours: Sequence[torch.Tensor],
-        references: tuple[torch.Tensor, ...],
-        weights: Fetched,
-        sample: Sample,
-    ) -> Verdict:
-        """Compare with the host's results; the first difference of a kind is logged."""
-        found = self._difference(ours, references, sample.inputs)
-        references, compared = references[: len(ours)], references
-        good = found.is_good
-        label = self._graph.description.label
-        if not good and (
-            tells_nothing(references) or self._is_ill_conditioned(sample, compared, found)
-        ):
-            self._verification.count(self._place.name, label, share=0.0, good=True)
-            return Verdict(True, references)
-        first = self._verification.count(self._place.name, label, share=found.share, good=good)
-        if good:
-            return Verdict(True, references)
-        if first:
-            logger.warning(
-                "Region %s (%s) differs from eager by %.1e (relative L2, %.0e is allowed) at %s "
-                "with %s weights; eager's result is used. Its graph is %s",
-                self._place.name,
-                label,
-                found.error,
-                found.error / found.share,
-                self._sizes(sample.inputs),
-                weights.weight_class,
-                self._graph.key,
-            )
-        return Verdict(False, references, _REASON)
-
-    def _sizes(self, inputs: list[Any]) -> str:
-        """The sizes of a call, by the names of its inputs."""
-        specs = self._graph.description.inputs
-        return ", ".join(
+        sizes = ", ".join(
             f"{spec.name} {'x'.join(map(str, v.shape)) if torch.is_tensor(v) else v}"
-            for spec, v in zip(specs, inputs, strict=True)
+            for spec, v in zip(graph.description.inputs, inputs, strict=True)
+        )
+        logger.warning(
+            "Region %s (%s) differs from eager by %.1e (relative L2, %.0e is allowed) at %s with "
+            "%s weights; eager's result is used. Its graph is %s",
+            place,
+            label,
+            found.error,
+            found.error / found.share,
+            sizes,
+            weight_class,
+            graph.key,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,24 +12,27 @@ import torch
 
 from ..graphs.compiled_graph import CompiledGraph
 from ..host_api import layers
+from ..host_api.options import ATTENTION
 from ..kinds.layout import aligned
-from ..kinds.tolerance import Difference, difference, nudged, relative_l2, tells_nothing
+from ..kinds.tolerance import Outcome, judge
 from ..operators import host_attention, host_layer
+from ..operators.call_context import options_of_step
 from ..operators.recorded import CalledOtherwiseError, Record, in_order
 from ..plans.plan import Place, with_parts
 from ..reasons import NOTHING, Reason, of
-from ..storing.comparisons import Comparisons
 from ..weights.fetching import Fetched
-from .verdicts import Verdicts, named
+from .specializations import CallStats
+from .verdicts import Clearance
+from .verification import Verification
 
 logger = logging.getLogger(__name__)
 
 #: A comparison takes at most so many elements of the largest tensor.
 MAX_COMPARED = 2**26
-#: A result is ill-conditioned where it moves so many times as far as its inputs.
-NUDGE = 10
 #: A good comparison speaks for calls of up to so many times its elements.
 REACH = 16
+#: Comparisons of one sort of call that tell nothing before no more are made at a learned place.
+MOST_UNSURE = 3
 
 
 class Sample(NamedTuple):
@@ -45,43 +48,62 @@ class Verdict(NamedTuple):
     it is to make the call itself), and `reason` why the graph's are not used.
     """
 
-    good: bool
+    outcome: Outcome
     references: tuple[torch.Tensor, ...]
     reason: Reason = NOTHING
 
 
 class Verifier:
-    """The comparisons of one place's graph."""
+    """The comparisons of one place's graph.
+
+    A graph is compared once for each model, class of weights and larger size; at a learned place,
+    for each place and structure of its model's call; for a developer, at every call.
+    """
 
     def __init__(
         self,
         place: Place,
         graph: CompiledGraph,
-        comparisons: Comparisons,
-        model: Any,
-        verdicts: Verdicts,
+        account: CallStats,
+        verification: Verification | None = None,
     ) -> None:
         """Set up for one place's graph.
 
         Args:
             place: the place.
             graph: its graph.
-            comparisons: the memory of comparisons, which others of its kind share.
-            model: that the weights belong to.
-            verdicts: which graphs are refused with these weights.
+            account: what the model's regions note of their calls.
+            verification: what is kept where every call is compared; None: they are not.
         """
-        self._model, self._verdicts = model, verdicts
         self._place = place
         self._graph = graph
-        self._comparisons = comparisons
+        self._account = account
+        self._verification = verification
         self._payload = "" if graph.loaded is None else graph.loaded.payload_sha256
         self._has_host_layers = any(host_layer.paths(graph.description.module))
-        self._limits: dict[tuple[Hashable, ...], int] = {}
-        #: Names of others' code in parts of the region; with other code it is compared anew.
-        self.others = ""
+        self._clearances: dict[str, Clearance] = {}
+        #: Of a learned place, as `Clearance.compared`; and how often comparisons were inconclusive.
+        self._here: dict[Hashable, int] = {}
+        self._unsure: Counter[Hashable] = Counter()
+        #: Why the graph does not serve at a learned place, whatever it computes.
+        self.misplaced: Reason | None = None
         #: How others' code in parts of the region was called in the call that is compared; the
         #: host's maths get the same of it.
         self.record: Record | None = None
+        self.why_not("")
+
+    def why_not(self, others: str) -> Reason | None:
+        """Say why the graph serves no call of this model now, if so. What follows is of such a
+        call.
+
+        Args:
+            others: names of others' code in parts of the region.
+        """
+        found = self._clearances.get(others)
+        if found is None:
+            found = self._clearances[others] = self._account.verdicts.of(self._graph, others)
+        self.others, self._clearance = others, found
+        return self._graph.unfit.get(others) or found.problem
 
     def covers(self, weight_class: str, elements: int) -> bool:
         """Tell whether a call needs no comparison.
@@ -90,28 +112,45 @@ class Verifier:
             weight_class: of the weights that it takes (`WeightSource.name`).
             elements: of its largest tensor.
         """
-        known = self.others, weight_class
-        if elements <= self._limits.get(known, -1):
-            return True
-        compared = self._comparisons.most(self._key(), self._payload, weight_class, self._model)
-        self._limits[known] = REACH * compared
-        return elements <= REACH * compared
+        if self._verification is not None:
+            return False
+        return elements <= REACH * self._compared.get(self._sort(weight_class), -1)
 
-    def _key(self) -> str:
-        return named(self._graph, self.others)
+    @property
+    def _compared(self) -> dict[Hashable, int]:
+        return self._here if self._place.form.beside else self._clearance.compared
 
-    def why_not(self) -> Reason | None:
-        """Why the graph serves no call of this model now, if it does not."""
-        unfit = self._graph.unfit.get(self.others)
-        return unfit or self._verdicts.against(self._graph, self.others)
+    def _sort(self, weight_class: str) -> Hashable:
+        """What a comparison holds for."""
+        return self._payload, self.others, weight_class, self._account.structure
+
+    def why_uncompared(self, weight_class: str) -> Reason | None:
+        """Why a call of a learned place cannot be compared, if so."""
+        if not self._place.form.beside or self.misplaced is not None:
+            return self.misplaced
+        if self._unsure[self._sort(weight_class)] >= MOST_UNSURE:
+            return of("learned_unsure")
+        # Others' code must not be called by the host and by the graph.
+        is_others = options_of_step().get(ATTENTION) is not None
+        return of("learned_unproven") if is_others else None
+
+    def note_unsure(self, weight_class: str) -> None:
+        """Note an inconclusive comparison. At a learned place it counts as one, because repeating
+        it with the same call would not help.
+        """
+        if self._place.form.beside:
+            self._account.compared += 1
+            self._unsure[self._sort(weight_class)] += 1
 
     def sample(self, inputs: list[Any], elements: int) -> Sample:
         """Choose what to compare on.
 
         Eager on all of it would need more memory beside the result than eager ever does.
         """
-        specs = self._graph.description.inputs
         all_there_is = Sample(inputs, True, elements)
+        if self._verification is not None:
+            return all_there_is
+        specs = self._graph.description.inputs
         kept = self._place.form.whole
         # Of rows, or which ones.
         counts = any(s.dtype == "int" or ("int" in s.dtype and kept is None) for s in specs)
@@ -164,44 +203,48 @@ class Verifier:
         sample: Sample,
     ) -> Verdict:
         """As `compare`, of two given results."""
-        graph = self._graph
-        if (problem := _of_other_dtypes(ours, references)) is not None:
-            self._verdicts.rest(graph, self.others, problem)
-            return Verdict(False, references, problem)
-        found = self._difference(ours, references, sample.inputs)
-        references, compared = references[: len(ours)], references
-        if tells_nothing(references):
-            return Verdict(True, references)  # inconclusive; the next call is compared
-        if found.is_good:
-            self._equals(weights, sample)
-            return Verdict(True, references)
-        if self._is_ill_conditioned(sample, compared, found):
-            return Verdict(True, references)
-        if self.record is not None and self.others:  # only with this code, as far as is known
-            reason = of("unlike_with_others", error=f"{found.error:.1e}")
-            self._verdicts.refuse(graph, self.others, reason)
+        graph, weight_class = self._graph, weights.weight_class
+        found = judge(
+            ours if self.record is None else (*ours, *self.record.given),
+            references,
+            sample.inputs,
+            in_full=partial(self._in_full, sample.inputs) if self._has_host_layers else None,
+            again=self._computed,
+        )
+        references, outcome, reason = references[: len(ours)], found.outcome, NOTHING
+        pairs = [(one.dtype, other.dtype) for one, other in zip(ours, references, strict=False)]
+        otherwise = next((pair for pair in pairs if pair[0] is not pair[1]), None)
+        if self._verification is not None:
+            self._verification.note(self._place.name, graph, found, sample.inputs, weight_class)
+            reason = of("verified_unlike")
+        elif otherwise is not None:  # the host returns others in this call: that tells nothing
+            reason = of("other_dtypes", theirs=otherwise[1], ours=otherwise[0])
+            self._clearance.resting, outcome = reason, Outcome.BAD
+            graph.changed()
+        elif outcome is Outcome.UNSURE:  # the next call is compared
+            self.note_unsure(weight_class)
+        elif outcome is Outcome.GOOD:
+            self._equals(weight_class, sample.elements)
+        else:
+            if self.record is not None and self.others:  # only with this code, as far as is known
+                reason = of("unlike_with_others", error=f"{found.error:.1e}")
+                self._clearance.refused = reason
+                graph.changed()
+                references = ()  # the code may do more than return a result
+            else:
+                reason = self._account.verdicts.differs(
+                    graph, self.others, weight_class, found.error, weights.tensors
+                )
             logger.warning("%s runs at normal speed: %s", graph.description.label, reason)
-            return Verdict(False, (), reason)  # the code may do more than return a result
-        reason = self._verdicts.differs(
-            graph, self.others, weights.weight_class, found.error, weights.tensors
-        )
-        logger.warning("%s runs at normal speed: %s", graph.description.label, reason)
-        return Verdict(False, references, reason)
+        return Verdict(outcome, references, reason)
 
-    def _equals(self, weights: Fetched, sample: Sample) -> None:
+    def _equals(self, weight_class: str, elements: int) -> None:
         """Note that a graph gave what the host does."""
-        self._verdicts.good(self._graph, self.others, weights.weight_class)
-        self._comparisons.add(
-            self._key(), self._payload, weights.weight_class, sample.elements, self._model
-        )
-
-    def _difference(
-        self, results: Sequence[torch.Tensor], references: Sequence[torch.Tensor], inputs: list[Any]
-    ) -> Difference:
-        in_full = partial(self._in_full, inputs) if self._has_host_layers else None
-        if self.record is not None:
-            results = (*results, *self.record.given)
-        return difference(results, references, inputs, in_full=in_full)
+        self._account.compared += 1
+        self._graph.is_proven = True
+        self._clearance.doubts.discard(weight_class)
+        sort = self._sort(weight_class)
+        self._compared[sort] = max(elements, self._compared.get(sort, 0))
 
     def _in_full(self, inputs: list[Any]) -> tuple[torch.Tensor, ...]:
         with layers.multiplying_in_full(self._place.module):
@@ -222,32 +265,3 @@ class Verifier:
         except CalledOtherwiseError:
             return ()
         return (*results, *in_order(seen))
-
-    def _is_ill_conditioned(
-        self, sample: Sample, references: Sequence[torch.Tensor], found: Difference
-    ) -> bool:
-        """Tell whether eager itself moves that far when its inputs move by almost nothing.
-
-        A norm over nearly equal values, as of an empty latent, magnifies the last bit of either.
-        Such a call is inconclusive.
-        """
-        if len(found.errors) != len(references) or not all(map(math.isfinite, found.errors)):
-            return False  # where eager overflows as well, any error would look small
-        inputs = [nudged(value, min(found.bounds) / NUDGE) for value in sample.inputs]
-        moved = map(relative_l2, self._computed(inputs), references)
-        return all(
-            error <= most or (far > most and error <= NUDGE * far)
-            for error, most, far in zip(*found, moved, strict=True)
-        )
-
-
-def _of_other_dtypes(
-    results: Sequence[torch.Tensor], references: Sequence[torch.Tensor]
-) -> Reason | None:
-    """Say that the host returns other dtypes in this call than the graph was built for: their
-    difference is inconclusive.
-    """
-    for ours, theirs in zip(results, references, strict=False):
-        if ours.dtype is not theirs.dtype:
-            return of("other_dtypes", theirs=theirs.dtype, ours=ours.dtype)
-    return None

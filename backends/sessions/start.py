@@ -161,11 +161,7 @@ class Starter:
         root = attached.root
         if root is None or not self._may_capture(attached) or not may_be_captured(root):
             return None
-        return Replays(
-            self._shared.captured,
-            self._shared.comparisons,
-            lambda: self._settings.captured_limit_s,
-        )
+        return Replays(self._shared.captured, lambda: self._settings.captured_limit_s)
 
     def _pieces(self, attached: Attached) -> Pieces | None:
         """What captures its places one by one, where that can be."""

@@ -37,7 +37,7 @@ class WeightSource(Protocol):
     """One way in which weights of a loaded model reach the device that uses them.
 
     Attributes:
-        name: of its weights; comparisons are kept on disk by it.
+        name: of its weights; comparisons hold for it.
         holds: whether kept weights must be held, so that `hold` tells whether they are still there;
             else they are the modules' parameters themselves, until one is replaced.
     """

@@ -18,7 +18,7 @@ from warmgraph_backends.compilers.registry import resolve_backend
 from warmgraph_backends.compilers.self_test import self_test
 from warmgraph_backends.errors import BuildError, RequirementError
 from warmgraph_backends.families.catalogue import plan_model
-from warmgraph_backends.kinds.tolerance import Difference
+from warmgraph_backends.kinds.tolerance import Judgement, Outcome
 from warmgraph_backends.plans.specs import describe_place
 from warmgraph_backends.target import keys
 from warmgraph_backends.torch_api import compiling, present
@@ -280,7 +280,8 @@ def test_a_build_that_fails_by_itself_is_not_for_good(
         return own(self, x, *rest, **named)
 
     program = build.export
-    monkeypatch.setattr(checks, "difference", lambda *_, **__: Difference((1.0,), (0.5,)))
+    wrong = Judgement(Outcome.BAD, (1.0,), (0.5,))
+    monkeypatch.setattr(checks, "judge", lambda *_, **__: wrong)
 
     def exported(*args: Any) -> Any:
         made = program(*args)

@@ -13,6 +13,7 @@ import torch
 
 from warmgraph_backends.choices import autotuner, int8_products
 from warmgraph_backends.choices.int8_products import Int8Products
+from warmgraph_backends.choices.own_products import form_of
 from warmgraph_backends.host_api import kitchen
 from warmgraph_backends.kernels import int8_rows, int8_sums
 from warmgraph_tools import cuda_on_cpu
@@ -116,7 +117,7 @@ class Graph:
 
 def offered(graph: Graph, directory: Path, dtype: torch.dtype = torch.bfloat16) -> Int8Products:
     products = Int8Products(directory, MACHINE)
-    products.own.offer("cpu", dtype, graph)
+    products.own.graphs.offer(form_of(dtype), "cpu", graph)
     return products
 
 

@@ -140,6 +140,17 @@ class Lab:
         starter = self.engine._starter
         return starter._replays(attached)
 
+    def compared(self, attached: Any) -> int:
+        """How many comparisons with eager a model's calls made."""
+        account = attached.get_attachment("warmgraph").scope.account
+        count: int = account.compared
+        return count
+
+    def compare_anew(self) -> None:
+        """As in a new process: each graph is compared at its next call."""
+        for verdicts in list(self.engine._shared._verdicts.values()):
+            verdicts.compare_anew()
+
     def is_settled(self, model: Any) -> bool:
         """Tell whether no graph of a compiled model is on its way."""
         states = {kind["state"] for kind in self.engine.report(model)["kinds"]}

@@ -100,9 +100,8 @@ def test_nothing_of_ours_runs_in_somebody_elses_capture(
     """The host's newer ones capture single blocks, within the step; others capture whole calls."""
     eager, jobs, capturing = xl.sample(xl.model), xl.lab.jobs(), [False]
     ours = xl.lab.compiled(xl.model)
-    known = xl.lab.engine._shared.comparisons
-    known._compared.clear()  # as in a new process: each first call would be compared
-    compared = known.count
+    xl.lab.compare_anew()
+    compared = xl.lab.compared(ours)
     monkeypatch.setattr(captured_call, "is_capturing", lambda device: capturing[0])
     waits: list[bool] = []
     lookahead = ours.get_attachment("warmgraph").scope.account.lookahead
@@ -125,11 +124,11 @@ def test_nothing_of_ours_runs_in_somebody_elses_capture(
     image = xl.sample(model, steps=1)
     report = xl.report(ours)
     if within:
-        assert known.count - compared > 0 and report["calls"]["compiled"] > 0
+        assert xl.lab.compared(ours) > compared and report["calls"]["compiled"] > 0
         assert reasons(report)[CAPTURED] > 1 and waits
     else:
         assert torch.equal(image, xl.sample(xl.model, steps=1))
-        assert known.count == compared and CAPTURED in report["text"]
+        assert xl.lab.compared(ours) == compared and CAPTURED in report["text"]
     assert not any(waits), "an event of a capture ends it where it is waited for"
     assert relative(image, xl.sample(xl.model, steps=1)) < TOLERANCE
     assert relative(xl.sample(ours), eager) < TOLERANCE
@@ -140,7 +139,7 @@ def test_a_capture_of_ours_learns_that_a_graph_was_not_compared(
     xl: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = xl.lab.compiled(xl.model)
-    xl.lab.engine._shared.comparisons._compared.clear()
+    xl.lab.compare_anew()
     monkeypatch.setattr(captured_call, "is_capturing", lambda device: True)
 
     def raised(*_: Any) -> Any:
@@ -208,7 +207,7 @@ def test_what_ours_allocates_is_kept_out_of_the_hosts_own_recording(
         monkeypatch.setattr(owner, name, spied)
     eager = xl.sample(xl.model, steps=1)
     ours = xl.lab.compiled(xl.model)
-    xl.lab.engine._shared.comparisons._compared.clear()
+    xl.lab.compare_anew()
     opened = partial(recording.opened, at_once=not within)
     model = around_the_model(opened, outermost=True)(ours)
     if within:

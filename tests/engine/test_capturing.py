@@ -45,10 +45,6 @@ class _Weights:
         pass
 
 
-class _Compared:
-    count = 0
-
-
 class _Graph:
     """Stands for a CUDA graph: it computes as it would, and can be told to find no room."""
 
@@ -110,7 +106,7 @@ def steps(memory: CapturedMemory, monkeypatch: pytest.MonkeyPatch) -> tuple[Repl
     monkeypatch.setattr(_Graph, "room", True)
     monkeypatch.setattr(_Graph, "tries", 0)
     monkeypatch.setattr(_Graph, "wrong_by", 0.0)
-    made, weights = Replays(memory, _Compared()), _Weights()  # type: ignore[arg-type]
+    made, weights = Replays(memory), _Weights()
 
     def step(
         form: str,
@@ -134,7 +130,7 @@ def steps(memory: CapturedMemory, monkeypatch: pytest.MonkeyPatch) -> tuple[Repl
         result = attempt.result
         if result is None:
             result = torch.zeros(rows, 4) + 1
-            made.settle(attempt, weights, result)  # type: ignore[arg-type]
+            made.settle(attempt, weights, result, True)  # type: ignore[arg-type]
         assert torch.equal(result, torch.ones(rows, 4))
         return attempt.form
 

@@ -31,8 +31,8 @@ BROKEN = {
     "weights": ("weights.fetching", "RegionWeights._gather"),
     "the host's weights": ("weights.casting", "Resident.fetch"),
     "verifying": ("runtime.verifier", "Verifier.covers"),
-    "comparing": ("runtime.verifier", "difference"),
-    "remembering a comparison": ("storing.comparisons", "Comparisons.add"),
+    "comparing": ("runtime.verifier", "judge"),
+    "remembering a comparison": ("runtime.verifier", "Verifier._equals"),
     "finding a model's session": ("attaching.evaluation", "_evaluation"),
     "looking at the model's own call": ("attaching.evaluation", "_route"),
     "noting what ran": ("runtime.session", "Session.end_run"),
@@ -83,8 +83,7 @@ def test_no_failure_of_ours_fails_a_prompt(
 ) -> None:
     eager = xl.sample(xl.model)
     ours = xl.lab.compiled(xl.model)
-    known = xl.lab.engine._shared.comparisons
-    known._compared.clear()  # as in a new process: all kinds are compared
+    xl.lab.compare_anew()
     module, name = BROKEN[part]
     calls: list[int] = []
 
@@ -233,17 +232,16 @@ def test_a_graph_is_compared_again_in_each_process_and_for_far_larger_calls(
     lab: Lab, host: Host, make_lab: Any
 ) -> None:
     fresh = make_lab()
-    fresh.engine._shared.comparisons._table.clear()  # of what others compared
     model, clip, _ = host.load("narrowxl")
     prompt = host.encode(clip, "a cat")
     compiled = fresh.compiled(model)
     kinds = len(fresh.engine.report(compiled)["kinds"])
 
     def compared(side: int, batch: int = 1) -> int:
-        before = fresh.engine._shared.comparisons.count
+        before = fresh.compared(compiled)
         latent = {"samples": torch.zeros(batch, 4, side, side)}
         host.sample(compiled, prompt, prompt, cfg=1.0, steps=1, latent=latent)
-        return fresh.engine._shared.comparisons.count - before
+        return fresh.compared(compiled) - before
 
     assert compared(8) == kinds
     assert compared(8) == 0
@@ -253,7 +251,7 @@ def test_a_graph_is_compared_again_in_each_process_and_for_far_larger_calls(
     again = fresh.copy_to(fresh.root / "again")  # a new server process
     try:
         fresh, compiled = again, again.compiled(model)
-        assert compared(8) == kinds and compared(40) == 0
+        assert compared(8) == kinds and compared(8) == 0
         assert again.engine._graphs.builds == 0
     finally:
         again.engine.close()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from warmgraph_backends.host_api.layers import multiplying_in_full
-from warmgraph_backends.kinds.tolerance import RELATIVE_L2, Difference
+from warmgraph_backends.kinds.tolerance import RELATIVE_L2, Judgement
 from warmgraph_backends.runtime import verifier
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
@@ -49,14 +49,14 @@ def test_a_graph_in_float16_may_differ_by_what_its_format_costs(
     monkeypatch.setattr(model_management, "unet_manual_cast", lambda *_, **__: None)
     run = Flux(host, shared, flux("fp8_e4m3fn"))
     assert run.plain.model.get_dtype_inference() is torch.float16
-    found: list[Difference] = []
-    own = verifier.difference
+    found: list[Judgement] = []
+    own = verifier.judge
 
-    def noted(*args: Any, **named: Any) -> Difference:
+    def noted(*args: Any, **named: Any) -> Judgement:
         found.append(own(*args, **named))
         return found[-1]
 
-    monkeypatch.setattr(verifier, "difference", noted)
+    monkeypatch.setattr(verifier, "judge", noted)
     ours, hosts = run.images()
     assert run.is_compiled() and run.rounded() == [10, 3, 0]
     assert hosts.isfinite().all() and relative(ours, hosts) < 4 * QUANTISED

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from warmgraph_backends.choices.packed_products import PackedProducts
+from warmgraph_backends.choices.choices import Products
 from warmgraph_backends.cuda_graphs.piece_weights import InPlace
 from warmgraph_backends.host_api import gguf
 from warmgraph_backends.kernels.packed_blocks import FORMATS, Packed, unpack
@@ -74,9 +75,9 @@ def test_its_products_unpack_their_weights_by_graphs_and_cut_nothing(wan: Wan) -
     assert relative(ours, eager) < TOLERANCE
     report = wan.report()
     assert report["calls"]["eager"] == 0 < report["calls"]["compiled"] and not report["eager"]
-    offered = wan.lab.engine._shared.choices.products.packed
+    offered = wan.lab.engine._shared.choices.products.graphs
     labels = {graph.description.label for graph in offered._offered.values()}
-    assert labels >= AIDS and len(offered._compared) >= len(AIDS)
+    assert labels >= AIDS and len(offered._good) >= len(AIDS)
     assert not report["misses"], report["misses"]
     whys = {layer["why"] for kind in report["kinds"] for layer in kind["layers"]}
     words = "quantised, GGUF {}: unpacked by Warmgraph at each call"
@@ -100,7 +101,7 @@ def test_another_file_and_a_restart_build_nothing(
         again = lab.compiled(model)
         eager, ours = sampled(host, (model, again), prompt, latent)
         assert relative(ours, eager) < TOLERANCE and lab.jobs() == 0
-        assert len(lab.engine._shared.choices.products.packed._compared) == len(AIDS)
+        assert len(lab.engine._shared.choices.products.graphs._good) == len(AIDS)
     finally:
         lab.engine.close()
 
@@ -174,7 +175,7 @@ def test_a_model_with_a_lora_asks_for_graphs_that_unpack(
         compiled = lab.compiled(model)
         eager, ours = sampled(host, (model, compiled), prompt, latent)
         assert relative(ours, eager) < TOLERANCE
-        offered = lab.engine._shared.choices.products.packed._offered.values()
+        offered = lab.engine._shared.choices.products.graphs._offered.values()
         assert {graph.description.label for graph in offered if graph.loaded is not None} == AIDS
     finally:
         lab.engine.close()
@@ -298,7 +299,9 @@ class Offered:
         self.dropped, self.loaded = str(reason), None
 
 
-def test_a_graph_that_unpacks_wrongly_is_dropped_and_its_result_used_for_nothing() -> None:
+def test_a_graph_that_unpacks_wrongly_is_dropped_and_its_result_used_for_nothing(
+    tmp_path: Path,
+) -> None:
     form, dtype = FORMATS["Q8_0"], torch.float32
     blocks = gguf_pack.packed(torch.randn(8, 64), "Q8_0").reshape(-1, form.size)
     weight = Packed(blocks, form, torch.float16, torch.Size((8, 64)), dtype)
@@ -311,8 +314,8 @@ def test_a_graph_that_unpacks_wrongly_is_dropped_and_its_result_used_for_nothing
             calls.append(1)
             return (factor * unpack(given[0], form, torch.float16, dtype),)
 
-        products, graph = PackedProducts(), Offered(call)
-        products.offer(("cpu", "Q8_0", torch.float16, dtype), graph)
+        products, graph = Products(tmp_path, "card"), Offered(call)
+        products.graphs.offer(("Q8_0", torch.float16, dtype), "cpu", graph)
         for _ in range(2):
             assert torch.equal(products.multiply(x, weight, None), plain)
         assert (graph.dropped is not None) == is_dropped

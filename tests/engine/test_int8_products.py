@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.choices import own_products
+from warmgraph_backends.choices import auxiliary
 from warmgraph_backends.choices.int8_products import FILE_NAME, Int8Products
 from warmgraph_backends.host_api import activations, kitchen
 from warmgraph_backends.kernels import int8_rows
@@ -167,7 +167,7 @@ def test_a_graph_takes_what_lies_as_it_must(card: Card, host: Host, tmp_path: Pa
 def test_a_captured_call_neither_compares_a_graph_nor_makes_anything_for_it(
     card: Card, layer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_products, "is_capturing", lambda device: card.is_capturing)
+    monkeypatch.setattr(auxiliary, "is_capturing", lambda device: card.is_capturing)
     graph, x = Graph(), rows(64)
     products = offered(graph, tmp_path)
     card.is_capturing = True

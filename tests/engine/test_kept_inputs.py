@@ -15,7 +15,6 @@ from warmgraph_backends.runtime import verifier
 from warmgraph_backends.runtime.faults import Faults
 from warmgraph_backends.runtime.region import Region
 from warmgraph_backends.runtime.written import leave
-from warmgraph_backends.storing.comparisons import Comparisons
 from warmgraph_backends.weights.fetching import ModelWeights
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
@@ -176,21 +175,6 @@ def test_each_block_that_writes_says_which_inputs_it_gives_back(
         assert texts == ([form.writes[-1]] if dtype is torch.float16 else [])
 
 
-class _Forgetful(Comparisons):
-    """Knows no comparison: every call is compared."""
-
-    def __init__(self) -> None:
-        pass
-
-    def most(self, key: str, payload_sha256: str, weight_class: str, model: Any) -> int:
-        return 0
-
-    def add(
-        self, key: str, payload_sha256: str, weight_class: str, elements: int, model: Any
-    ) -> None:
-        pass
-
-
 def _raise(error: BaseException) -> Any:
     raise error
 
@@ -208,7 +192,7 @@ class Alone:
         self.graph = copy.copy(scope._of_place[self.place.name].graph)
         self.graph._on_drop = lambda: None
         weights = ModelWeights(run.plain.model, torch.device("cpu"), torch.float32)
-        self.region = Region(self.place, self.graph, weights, _Forgetful(), Faults())
+        self.region = Region(self.place, self.graph, weights, Faults())
         self.before = _inputs(self.place)
         self.inputs = [tensor.clone() for tensor in self.before]
 

@@ -167,7 +167,7 @@ def test_too_little_memory_for_a_comparison_leaves_calls_to_the_host(
     learned_steps: Callable[[str], Steps], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three times; then the place rests."""
-    from warmgraph_backends.runtime import beside
+    from warmgraph_backends.runtime import beside, verifier
 
     made = learned_steps("NoneAtAll")
     made.run()
@@ -182,10 +182,10 @@ def test_too_little_memory_for_a_comparison_leaves_calls_to_the_host(
     again = learned_steps("NoneAtAll")
     with monkeypatch.context() as patched:
         patched.setattr(beside.Inputs, "of", full)
-        for _ in range(beside.MOST_UNSURE):
-            before = made.lab.engine._shared.comparisons.count
+        for _ in range(verifier.MOST_UNSURE):
+            before = again.scope.account.compared
             assert again.run() == (0, 0.0)
-            count = made.lab.engine._shared.comparisons.count - before
+            count = again.scope.account.compared - before
             assert count == 2  # so that none is a clean call for a capture
     assert again.run() == (0, 0.0) and again.reasons() == {"learned_unsure"}
 

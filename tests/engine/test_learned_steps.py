@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from warmgraph_backends.graphs.learned_models import MOST_STEPS
+from warmgraph_backends.runtime.verification import Verification
 from warmgraph_tools.inprocess import Host
 
 from . import learned_models
+from .lab import Lab
 from .learned import CALLS
 from .learned_steps import Steps
 
@@ -54,6 +57,22 @@ def test_what_was_learned_serves_calls_of_all_sizes(
         calls, far = made.served(sizes)
         assert calls == 2 and far < 1e-5
     assert made.here.jobs == 1 and made.reasons() == set()
+
+
+def test_verify_compares_every_call_of_a_learned_block_too(
+    learned_steps: Callable[[str], Steps], own_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verification = Verification()
+    shared = replace(own_lab.engine._shared, verification=verification)
+    monkeypatch.setattr(own_lab.engine, "_shared", shared)
+    made = learned_steps("Model")
+    made.run()  # watched
+    for _ in range(4):
+        assert made.run() == (0, 0.0)
+    line = verification.take()
+    assert line is not None
+    assert line.startswith("verified 8 calls of regions with eager: none differs"), line
+    assert made.reasons() == set()
 
 
 def test_a_way_serves_once_its_first_call_was_compared(

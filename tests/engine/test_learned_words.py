@@ -259,12 +259,12 @@ def test_a_comparison_that_tells_nothing_is_named(
     learned_steps: Callable[[str], Steps], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For as long as it is so; the next run uses nothing."""
-    from warmgraph_backends.runtime import verifier
+    from warmgraph_backends.kinds import tolerance
 
     made = learned_steps("Model")
     made.run()
     with monkeypatch.context() as patched:
-        patched.setattr(verifier, "tells_nothing", lambda references: True)
+        patched.setattr(tolerance, "_tells_nothing", lambda references: True)
         for _ in range(4):
             assert made.run() == (0, 0.0)
             assert made.told() == {"eager": 2} and made.reasons() == {"learned_unsure"}

@@ -231,9 +231,8 @@ def test_other_maths_around_a_step_is_the_hosts_and_named(
     xl: Subject, ours: Any, harm: str, where: str
 ) -> None:
     begin, reason = HARMS[harm]
-    compared = xl.lab.engine._shared.comparisons
-    compared._compared.clear()  # as in a new process: each graph is to be compared
-    count, plain = compared.count, xl.sample(xl.model)
+    xl.lab.compare_anew()
+    count, plain = xl.lab.compared(ours), xl.sample(xl.model)
 
     def run(model: Any) -> torch.Tensor:
         if where == "around the run":
@@ -246,7 +245,7 @@ def test_other_maths_around_a_step_is_the_hosts_and_named(
     image = run(ours)
     assert torch.equal(image, eager)
     assert set(reasons(xl.report(ours))) == {reason}
-    assert compared.count == count, "nothing is compared in such surroundings"
+    assert xl.lab.compared(ours) == count, "nothing is compared in such surroundings"
 
 
 def test_a_mode_that_says_where_tensors_go_leaves_everything_compiled(
@@ -261,7 +260,7 @@ def test_a_mode_that_says_where_tensors_go_leaves_everything_compiled(
 def test_a_mode_that_begins_within_a_step_leaves_the_rest_of_it_to_the_host(
     xl: Subject, ours: Any
 ) -> None:
-    xl.lab.engine._shared.comparisons._compared.clear()
+    xl.lab.compare_anew()
     opened = contextlib.ExitStack()
 
     def begin() -> None:
@@ -292,8 +291,7 @@ def test_a_verdict_that_somebody_elses_maths_caused_is_not_the_last_word(
     """Whatever of others' we do not see: here the reference itself is another one, once."""
     from warmgraph_backends.runtime.verifier import Verifier
 
-    known = xl.lab.engine._shared.comparisons
-    known._compared.clear()
+    xl.lab.compare_anew()
     plain, computed = xl.sample(xl.model), Verifier._computed
 
     def other(self: Any, inputs: Any) -> Any:
@@ -310,6 +308,6 @@ def test_a_verdict_that_somebody_elses_maths_caused_is_not_the_last_word(
         assert reason.startswith("differs from ComfyUI's result by")
         assert reason.endswith("with resident weights; the next run compares it once more")
         assert reasons(xl.report(fresh)) == {reason: xl.blocks}
-    count = known.count
+    count = xl.lab.compared(fresh)
     assert relative(xl.sample(fresh), plain) < TOLERANCE
-    assert known.count > count and reasons(xl.report(fresh)) == {}
+    assert xl.lab.compared(fresh) > count and reasons(xl.report(fresh)) == {}

@@ -333,7 +333,6 @@ def test_large_activations_are_compared_on_a_corner(
 
     monkeypatch.setattr(verifier, "MAX_COMPARED", 1 << 14)
     fresh = vae_lab.copy_to(tmp_path)
-    (tmp_path / "user" / "__warmgraph" / "verified.json").unlink()
     try:
         vae = fresh.engine.compile_vae(plain, when_missing="wait")
         assert relative(vae.decode(latent(9, 15)), plain.decode(latent(9, 15))) < DECODED

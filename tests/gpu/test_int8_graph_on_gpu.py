@@ -16,6 +16,7 @@ import torch
 
 from warmgraph_backends.choices import autotuner
 from warmgraph_backends.choices.int8_products import FILE_NAME, Int8Products
+from warmgraph_backends.choices.own_products import form_of
 from warmgraph_backends.device.gpu import shared_memory_bytes
 from warmgraph_backends.families import int8_product
 from warmgraph_backends.kernels import int8_sums
@@ -148,7 +149,7 @@ def _offered(call: Any, dtype: torch.dtype, directory: Path) -> Int8Products:
 
     products = Int8Products(directory, "card")
     graph = SimpleNamespace(key="0123456789", loaded=SimpleNamespace(call=call), drop=drop)
-    products.own.offer("cuda", dtype, graph)
+    products.own.graphs.offer(form_of(dtype), "cuda", graph)
     return products
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.kinds.tolerance import COARSEST, RELATIVE_L2, bound, difference
+from warmgraph_backends.kinds.tolerance import COARSEST, RELATIVE_L2, bound, judge
 
 ONES = {name: torch.ones(3, dtype=getattr(torch, name)) for name in RELATIVE_L2}
 
@@ -21,10 +21,10 @@ def test_a_result_is_compared_by_its_own_dtype_and_by_coarser_ones_of_its_inputs
 
 def test_a_residual_in_float32_of_a_block_in_float16_is_good_where_float16_would_be() -> None:
     result = [ONES["float32"] * 1.001]
-    assert not difference(result, [ONES["float32"]], [ONES["float32"]]).is_good
-    found = difference(result, [ONES["float32"]], [ONES["float32"], ONES["float16"]])
+    assert not judge(result, [ONES["float32"]], [ONES["float32"]]).is_good
+    found = judge(result, [ONES["float32"]], [ONES["float32"], ONES["float16"]])
     assert found.is_good and found.share == pytest.approx(0.2, rel=1e-2)
-    assert not difference([ONES["float16"]], [ONES["float32"]], [ONES["float16"]]).is_good
+    assert not judge([ONES["float16"]], [ONES["float32"]], [ONES["float16"]]).is_good
 
 
 def test_what_a_format_costs_is_the_bound_where_it_is_larger_than_that_of_the_dtypes() -> None:
@@ -39,10 +39,10 @@ def test_what_a_format_costs_is_the_bound_where_it_is_larger_than_that_of_the_dt
         return compute
 
     near, far = reference * 1.0156, reference * 1.0625
-    assert difference([near], [reference], [], in_full=in_full(0.05)).is_good and not asked
-    assert not difference([far], [reference], []).is_good
-    assert not difference([far], [reference], [], in_full=in_full(0.01)).is_good
-    found = difference([far], [reference], [], in_full=in_full(0.05))
+    assert judge([near], [reference], [], in_full=in_full(0.05)).is_good and not asked
+    assert not judge([far], [reference], []).is_good
+    assert not judge([far], [reference], [], in_full=in_full(0.01)).is_good
+    found = judge([far], [reference], [], in_full=in_full(0.05))
     assert found.is_good and found.bounds == (pytest.approx(0.05 * 2**0.5, rel=1e-3),)
     assert found.share == pytest.approx(0.0625 / (0.05 * 2**0.5), rel=1e-3)
     assert asked == [0.01, 0.05]
@@ -52,5 +52,5 @@ def test_what_a_format_costs_is_the_bound_where_it_is_larger_than_that_of_the_dt
 def test_no_format_costs_so_much_that_anything_is_good(one: float, bound: float) -> None:
     reference = torch.tensor([1.0, one], dtype=torch.float16)
     full = [torch.full_like(reference, 0.1)]
-    found = difference([reference * 2], [reference], [], in_full=lambda: full)
+    found = judge([reference * 2], [reference], [], in_full=lambda: full)
     assert found.bounds == (bound,) and not found.is_good

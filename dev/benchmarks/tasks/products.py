@@ -39,12 +39,14 @@ def int8_product(
     import torch
     from comfy.model_management import get_torch_device
 
+    from warmgraph_backends.choices.own_products import form_of
+
     engine = open_engine(Path(store), workers=workers)
     device = get_torch_device()
     try:
         graph = _graph(engine, device, example)
         products = engine._shared.choices.products.int8
-        products.own.offer(device.type, torch.bfloat16, graph)
+        products.own.graphs.offer(form_of(torch.bfloat16), device.type, graph)
         result: dict[str, Any] = {
             "tile": _tile(engine, graph),
             "build_seconds": graph.loaded.build_seconds,
