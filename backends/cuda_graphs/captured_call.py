@@ -87,13 +87,13 @@ class CapturedCall:
         self._addresses = addresses if addresses.pages is not None else addresses._replace(loose=[])
         self._refreshed = self._addresses
         self._pool = pool
-        self._device = call.tensors[0].device
+        self.device = call.tensors[0].device
         self._stream: Any = None
         self._own: streams.OwnStream | None = None
-        self._graph: Any = make_graph(self._device)
+        self._graph: Any = make_graph(self.device)
         with torch.inference_mode(False):  # else they could be written in inference mode only
             self._inputs = [torch.empty_like(tensor) for tensor in call.tensors]
-            self._outputs = [torch.empty_like(t, device=self._device) for t in like.tensors]
+            self._outputs = [torch.empty_like(t, device=self.device) for t in like.tensors]
         self._result = like
         # Taken now, since it could not be had within a capture.
         self._kept = torch.empty(_CONSTANT_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -109,12 +109,12 @@ class CapturedCall:
         """
         with told():
             if not self._addresses.takes_memory_by_stream:
-                self._stream = streams.shared(self._device)
+                self._stream = streams.shared(self.device)
                 return
-            self._own = streams.OWN.take(self._device)
+            self._own = streams.OWN.take(self.device)
             self._stream = self._own.stream
             args, kwargs = call.over(call.tensors)
-            streams.rehearse(self._own, self._device, partial(run, *args, **kwargs))
+            streams.rehearse(self._own, self.device, partial(run, *args, **kwargs))
 
     def capture(self, run: Callable[..., Any], call: CallValues) -> None:
         """Capture `run(*args, **kwargs)` over the static inputs; computes nothing.
@@ -122,8 +122,8 @@ class CapturedCall:
         To be called once, after `prepare`; raises what that raises.
         """
         with told():
-            torch.cuda.synchronize(self._device)
-            with torch.cuda.stream(self._stream), undisturbed(self._device):
+            torch.cuda.synchronize(self.device)
+            with torch.cuda.stream(self._stream), undisturbed(self.device):
                 self._graph.capture_begin(self._pool)
                 try:
                     with capturing():
@@ -171,13 +171,13 @@ class CapturedCall:
 
     def free(self) -> None:
         """Give its memory back to the pool; it cannot be replayed any more."""
-        torch.cuda.synchronize(self._device)  # it may still run
+        torch.cuda.synchronize(self.device)  # it may still run
         self._inputs, self._outputs = [], []
         graph, self._graph = self._graph, None
         if graph is not None:
-            RETIRED.give_up(self._device, [graph])
+            RETIRED.give_up(self.device, [graph])
         if self._own is not None:
-            streams.OWN.give_back(self._device, self._own)
+            streams.OWN.give_back(self.device, self._own)
             self._own = None
 
     def _record(self, run: Callable[..., Any], call: CallValues) -> None:
@@ -213,7 +213,7 @@ def why_not(error: Exception) -> Reason:
     """Say why a call was not captured, by what it raised then."""
     if isinstance(error, torch.OutOfMemoryError):
         return of("no_memory_capturing")
-    if isinstance(error, FixedCallError):
+    if isinstance(error, (CaptureError, FixedCallError)):
         return error.reason
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     return of("cannot_capture", error=text[:200])

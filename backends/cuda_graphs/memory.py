@@ -29,11 +29,17 @@ from .retired import RETIRED
 
 
 class Held(Protocol):
-    """What holds memory: a `CapturedCall`."""
+    """What holds memory: a `CapturedCall`, or a `Piece`.
+
+    Attributes:
+        device: on which.
+        own_bytes: memory that is free once this is dropped, whatever else is left.
+    """
+
+    device: torch.device
 
     @property
-    def own_bytes(self) -> int:
-        """Memory that is free once this is dropped, whatever else is left."""
+    def own_bytes(self) -> int: ...
 
     def free(self) -> None:
         """Give it back."""
@@ -73,7 +79,7 @@ class CardMemory:
         return self._shared + sum(list(self._own.values()))  # a page asks while a prompt goes on
 
     def sweep(self) -> None:
-        """See `CapturedMemory.sweep`."""
+        """Drop what nobody replays any more, because its model is gone."""
         for graph, owner in list(self._owners.items()):
             if owner() is None:
                 self.drop(graph)
@@ -90,7 +96,16 @@ class CardMemory:
         return self._pool
 
     def add(self, graph: Held, owner: Owner, size: int) -> Reason | None:
-        """See `CapturedMemory.add`."""
+        """Count a new graph, for which the pool grew by `size` bytes.
+
+        Over the budget the graphs that were not used for longest are dropped, one by one, as long
+        as their own memory makes enough room. If the pool itself is too large, all are dropped,
+        since only then it is free: those still wanted are captured again. A graph that is too large
+        alone is not kept.
+
+        Returns:
+            Why the graph cannot be kept at all, or None.
+        """
         budget = self._budget_bytes(self._device)
         with self._lock:
             alone = not self._owners
@@ -120,7 +135,9 @@ class CardMemory:
                 self._owners[graph] = owner
 
     def drop(self, graph: Held, *, crowded: bool = False) -> None:
-        """See `CapturedMemory.drop`."""
+        """Drop one graph; its part of the pool serves the others, and the pool is freed after the
+        last one.
+        """
         with self._lock:
             reference = self._owners.pop(graph, None)
             self._own.pop(graph, None)
@@ -130,7 +147,7 @@ class CardMemory:
             self._let_go()
 
     def discard(self, graph: Held) -> None:
-        """See `CapturedMemory.discard`."""
+        """Drop a graph that was not added."""
         with self._lock:
             graph.free()
             self._let_go()
@@ -207,46 +224,6 @@ class CapturedMemory:
         """Drop what nobody replays any more, because its model is gone."""
         for card in list(self._cards.values()):
             card.sweep()
-
-    def pool(self, device: torch.device) -> Any:
-        """Return the pool to capture into on a device."""
-        return self.on(device).pool()
-
-    def add(self, graph: Held, owner: Owner, device: torch.device, size: int) -> Reason | None:
-        """Count a new graph, for which the pool grew by `size` bytes.
-
-        Over the budget the graphs that were not used for longest are dropped, one by one, as long
-        as their own memory makes enough room. If the pool itself is too large, all are dropped,
-        since only then it is free: those still wanted are captured again. A graph that is too large
-        alone is not kept.
-
-        Returns:
-            Why the graph cannot be kept at all, or None.
-        """
-        return self.on(device).add(graph, owner, size)
-
-    def holds(self, graph: Held) -> bool:
-        """Tell whether a graph is still held."""
-        return any(card.holds(graph) for card in list(self._cards.values()))
-
-    def note_use(self, graph: Held) -> None:
-        """Note that a graph was replayed: all others of its device go before it."""
-        for card in list(self._cards.values()):
-            card.note_use(graph)
-
-    def discard(self, graph: Held, device: torch.device) -> None:
-        """Drop a graph that was not added."""
-        self.on(device).discard(graph)
-
-    def drop(self, graph: Held) -> None:
-        """Drop one graph; its part of the pool serves the others, and the pool is freed after the
-        last one of its device.
-        """
-        for card in list(self._cards.values()):
-            if card.holds(graph):
-                card.drop(graph)
-                return
-        graph.free()
 
     def drop_all(self, device: torch.device | None = None) -> int:
         """Free everything, or one device's graphs; returns how many bytes that was."""

@@ -104,7 +104,7 @@ class Piece:
     """A captured call of one place."""
 
     def __init__(
-        self, stream: Any, pool: Any, statics: Statics, make_graph: Callable[[], Any]
+        self, stream: Any, pool: Any, statics: Statics, make_graph: Callable[[], Any], weights: Any
     ) -> None:
         """Set up; nothing is captured yet.
 
@@ -113,7 +113,10 @@ class Piece:
             pool: where its graphs have their memory (`CapturedMemory.pool`).
             statics: where it finds its inputs and leaves its results.
             make_graph: makes an empty CUDA graph.
+            weights: what it reads (`piece_weights.Weights`), as long as it can be replayed.
         """
+        self.device: torch.device = stream.device
+        self.weights = weights
         #: Why it is cut, by reason.
         self.cuts: Counter[Reason] = Counter()
         #: What is its own of the GPU's memory; the rest is shared.
@@ -152,12 +155,11 @@ class Piece:
         self._inputs = [*tensors, *more]
         ready = self._left_in(results)
         self._fill(tensors_of(inputs, live.values()))
-        device = self._stream.device
-        current = gpu.current_stream(device)
+        current = gpu.current_stream(self.device)
         self._stream.wait_stream(current)
         with (
             gpu.on_stream(self._stream),
-            undisturbed(device),
+            undisturbed(self.device),
             using(recorder=self, arguments=dict(zip(live, named, strict=True))),
         ):
             self._begin()
@@ -255,11 +257,11 @@ class Piece:
 
     def free(self) -> None:
         """Free its memory to the pool; it cannot be replayed any more."""
-        gpu.synchronize(self._stream.device)  # it may still run
+        gpu.synchronize(self.device)  # it may still run
         steps, self._steps = self._steps, []
-        self._inputs, self.results = [], []
+        self._inputs, self.results, self.weights = [], [], None
         graphs = [step for step in steps if not isinstance(step, _Apart)]
-        RETIRED.give_up(self._stream.device, graphs)
+        RETIRED.give_up(self.device, graphs)
 
 
 def leave(static: torch.Tensor, result: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.cuda_graphs import piece, pieces
+from warmgraph_backends.cuda_graphs import capture_table, piece, pieces
 from warmgraph_backends.cuda_graphs.own_pools import CudaGraph
 from warmgraph_backends.cuda_graphs.streams import OwnStreams
 from warmgraph_backends.operators.call_context import now, using
@@ -162,6 +162,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the test ends, have places be captured here, and no whole call."""
     monkeypatch.setattr(pieces, "gpu", Gpu)
     monkeypatch.setattr(pieces, "driver", _Driver)
+    monkeypatch.setattr(capture_table, "driver", _Driver)
     monkeypatch.setattr(pieces, "make_graph", lambda device: CudaGraph(device, RecordedGraph()))
     monkeypatch.setattr(piece, "gpu", Gpu)
     monkeypatch.setattr(piece, "leave", partial(_called, piece.leave))
