@@ -41,13 +41,12 @@ from .host_api import present
 from .host_api.memory import default_device, spare_vram, total_vram
 from .host_api.needs import Feature
 from .host_api.process import host_arguments
+from .live import Live
 from .reasons import joined, of
 from .runtime.bound import Placement
-from .runtime.cards import Card
 from .runtime.faults import CAPTURES, STEP, TELLING
-from .runtime.live import Live
 from .runtime.scope import Scope
-from .runtime.session import AttachedBy, Options, Session, Whose
+from .runtime.session import AttachedBy, Card, Options, Session, Whose
 from .runtime.shared import Shared
 from .runtime.verification import Verification
 from .sessions import warm_up

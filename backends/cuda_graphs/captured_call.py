@@ -26,7 +26,6 @@ from ..weights.addresses import Addresses
 from . import driver, streams
 from .capture_gate import CAPTURE_GATE
 from .constants import Constants
-from .own_pools import make_graph
 from .retired import RETIRED
 from .signatures import CallValues, FixedCallError, read_result
 from .skip_joins import QuickJoins
@@ -34,6 +33,8 @@ from .skip_joins import QuickJoins
 #: For constants, which are small: tables of frequencies.
 _CONSTANT_BYTES = 2**16
 
+#: A capture that only what this thread does may break.
+THREAD = "thread_local"
 _FOREIGN_CAPTURE = of("foreign_capture")
 
 
@@ -90,7 +91,7 @@ class CapturedCall:
         self.device = call.tensors[0].device
         self._stream: Any = None
         self._own: streams.OwnStream | None = None
-        self._graph: Any = make_graph(self.device)
+        self._graph: Any = driver.make_graph(self.device)
         with torch.inference_mode(False):  # else they could be written in inference mode only
             self._inputs = [torch.empty_like(tensor) for tensor in call.tensors]
             self._outputs = [torch.empty_like(t, device=self.device) for t in like.tensors]
@@ -124,7 +125,7 @@ class CapturedCall:
         with told():
             torch.cuda.synchronize(self.device)
             with torch.cuda.stream(self._stream), undisturbed(self.device):
-                self._graph.capture_begin(self._pool)
+                self._graph.capture_begin(pool=self._pool, capture_error_mode=THREAD)
                 try:
                     with capturing():
                         self._record(run, call)

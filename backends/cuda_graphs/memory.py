@@ -24,7 +24,7 @@ import torch
 from ..host_api.memory import LoadedEntry, empty_cache
 from ..reasons import Reason, of
 from .capture_gate import CAPTURE_GATE
-from .own_pools import trim
+from .driver import trim
 from .retired import RETIRED
 
 

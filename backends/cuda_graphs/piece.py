@@ -21,7 +21,7 @@ from ..device import gpu
 from ..operators.call_context import using
 from ..reasons import Reason
 from ..torch_api.memory import borrowed, extent_bytes
-from .captured_call import capturing, forget_frames, undisturbed
+from .captured_call import THREAD, capturing, forget_frames, undisturbed
 from .retired import RETIRED
 
 #: In bytes, of tensors side by side: any kernel reads at such an address.
@@ -219,7 +219,7 @@ class Piece:
 
     def _begin(self) -> None:
         self._graph = self._make_graph()
-        self._graph.capture_begin(self._pool)
+        self._graph.capture_begin(pool=self._pool, capture_error_mode=THREAD)
 
     def _end(self) -> None:
         """End a graph and run it: what comes next reads what it gives."""

@@ -28,7 +28,6 @@ from .capture_gate import CAPTURE_GATE
 from .capture_table import CaptureTable, Known, missing_bytes
 from .captured_call import CaptureError
 from .memory import CapturedMemory
-from .own_pools import make_graph
 from .piece import Call, Piece, Statics, form_of, tensors_of
 from .piece_weights import Copies, InPlace, Weights
 from .replay_check import why_other
@@ -222,7 +221,7 @@ class Pieces(CaptureTable[_Place]):
             before, held = driver.reserved_bytes(device), self._statics.held_bytes
             weights = Copies(one.fetched, self._statics) if one.shared else InPlace(one.fetched)
             stream = self._stream_for(one, partial(_rehearse, one, weights))
-            piece = Piece(stream, pool, self._statics, partial(make_graph, device), weights)
+            piece = Piece(stream, pool, self._statics, partial(driver.make_graph, device), weights)
             with _reading(weights):
                 piece.capture(one.graph, weights.tensors, one.inputs, one.live, known.results)
                 problem = None

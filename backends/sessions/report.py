@@ -16,10 +16,10 @@ from ..device.gpu import is_gpu
 from ..graphs.compiled_graph import CompiledGraph, State
 from ..reasons import Reason, joined, of
 from ..runtime.kind import Kind
-from ..runtime.last_run import Parts
+from ..runtime.last_run import Parts, parts
 from ..runtime.pace import Speed
-from ..runtime.session import AttachedBy, Session
-from .cards import cards_of
+from ..runtime.session import AttachedBy, Card, Session, standing_of
+from ..several_cards.report import cards_of
 from .left_words import in_words
 from .lines import Line, in_english, plain, told
 from .stages import Stage, stage_of
@@ -66,7 +66,7 @@ def model_report(session: Session | None, builder: Builder, note: Reason | None)
         "unused": session.is_unused,
         "eager": _by_reason(eager),
         "kinds": [_kind(kind) for kind in scope.serving],
-        "cards": cards_of(session),
+        "cards": cards_of(session.cards, _parts_of, told),
         "builds": sum(g.source == "built" for g in new),
         "loads": sum(g.source == "loaded" for g in new),
         "reused": len(ready) - len(new),
@@ -187,6 +187,10 @@ def _standing(session: Session, parts: Parts) -> str:
     if any(each.replayed for each in replays):
         return "replayed"
     return "waiting" if replays and session.pace.speed() is None else "eager"
+
+
+def _parts_of(card: Card) -> Parts:
+    return parts(*standing_of(card.scope, card.counts))
 
 
 def _by_key(graphs: Iterable[CompiledGraph]) -> list[CompiledGraph]:

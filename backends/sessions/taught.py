@@ -10,8 +10,8 @@ from pathlib import Path
 from ..building.builder import Builder
 from ..contract import WhenMissing
 from ..graphs.compiled_graph import CompiledGraph
+from ..live import Live
 from ..runtime.faults import LEARNING
-from ..runtime.live import Live
 from ..runtime.scope import Scope
 from ..runtime.session import Session
 from .prompts import Progress, Prompts
