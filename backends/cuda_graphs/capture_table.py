@@ -17,8 +17,9 @@ import torch
 from ..host_api.execution import is_interrupt, passes
 from ..reasons import Reason, of
 from . import driver
-from .captured_call import CaptureError, why_not
+from .captured_call import why_not
 from .memory import CapturedMemory
+from .signatures import CaptureError
 
 logger = logging.getLogger(__name__)
 

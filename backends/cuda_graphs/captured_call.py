@@ -27,7 +27,7 @@ from . import driver, streams
 from .capture_gate import CAPTURE_GATE
 from .constants import Constants
 from .retired import RETIRED
-from .signatures import CallValues, FixedCallError, read_result
+from .signatures import CallValues, CaptureError, read_result
 from .skip_joins import QuickJoins
 
 #: For constants, which are small: tables of frequencies.
@@ -58,14 +58,6 @@ def foreign_capture(device: torch.device) -> Reason | None:
     which would break it.
     """
     return _FOREIGN_CAPTURE if not _ours.captures and is_capturing(device) else None
-
-
-class CaptureError(Exception):
-    """A call could not be captured, for a `reason`. The GPU is as it was before."""
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class CapturedCall:
@@ -214,7 +206,7 @@ def why_not(error: Exception) -> Reason:
     """Say why a call was not captured, by what it raised then."""
     if isinstance(error, torch.OutOfMemoryError):
         return of("no_memory_capturing")
-    if isinstance(error, (CaptureError, FixedCallError)):
+    if isinstance(error, CaptureError):
         return error.reason
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     return of("cannot_capture", error=text[:200])

@@ -42,12 +42,8 @@ class Statics:
         self._rooms: weakref.WeakValueDictionary[Hashable, torch.Tensor]
         self._rooms = weakref.WeakValueDictionary()
 
-    def take(self, use: Hashable, like: torch.Tensor) -> torch.Tensor:
-        """Return the tensor of such a form for a use; make it if needed."""
-        return self.take_of(use, form_of(like))
-
     def take_of(self, use: Hashable, form: Any) -> torch.Tensor:
-        """The same, by the form of a tensor."""
+        """Return the tensor of a form for a use; make it if needed."""
         found = self._tensors.get((use, form))
         if found is None:
             shape, stride, dtype, device = form
@@ -177,10 +173,12 @@ class Piece:
     def _taken(self, use: str, values: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any]]:
         """The statics of tensors among values, and the values with statics in their place."""
         given = [
-            self._statics.take((use, n), value) if isinstance(value, torch.Tensor) else value
+            self._statics.take_of((use, n), form_of(value))
+            if isinstance(value, torch.Tensor)
+            else value
             for n, value in enumerate(values)
         ]
-        return [value for value in given if isinstance(value, torch.Tensor)], given
+        return tensors_of(given), given
 
     def _record(self, call: Call, arguments: list[Any]) -> None:
         """Run the call; every tensor that it makes is gone when this returns."""
@@ -206,11 +204,13 @@ class Piece:
         """See `call_context.Recorder`."""
         self._end()
         number = sum(isinstance(step, _Apart) for step in self._steps)
-        lent = tuple(map(_borrowed, args))
+        lent = tuple(_over(borrowed, arg) for arg in args)
         with capturing(False):
-            given = run(*map(_copied, lent))
-        uses = ((("apart", number, n), result) for n, result in enumerate(_each(given)))
-        statics = [self._statics.take(*use) for use in uses]
+            given = run(*_copied(lent))
+        statics = [
+            self._statics.take_of(("apart", number, n), form_of(result))
+            for n, result in enumerate(_each(given))
+        ]
         _copy(statics, given)
         self._steps.append(_Apart(run, lent, statics))
         self.cuts[why] += 1
@@ -242,7 +242,7 @@ class Piece:
         self._fill(tensors_of(inputs, live.values()))
         for step in self._steps:
             if isinstance(step, _Apart):
-                _copy(step.results, step.run(*map(_copied, step.args)))
+                _copy(step.results, step.run(*_copied(step.args)))
             else:
                 step.replay()
         return self.given()
@@ -291,13 +291,12 @@ def _copy(statics: Sequence[torch.Tensor], given: Any) -> None:
         static.copy_(result)
 
 
-def _borrowed(value: Any) -> Any:
+def _over(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """Change a tensor, or those of a list."""
     if isinstance(value, torch.Tensor):
-        return borrowed(value)
-    return [_borrowed(each) for each in value] if isinstance(value, list) else value
+        return change(value)
+    return [_over(change, each) for each in value] if isinstance(value, list) else value
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    return [_copied(each) for each in value] if isinstance(value, list) else value
+def _copied(args: Iterable[Any]) -> list[Any]:
+    return [_over(torch.clone, arg) for arg in args]

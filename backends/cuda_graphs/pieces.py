@@ -26,11 +26,11 @@ from ..weights.fetching import Fetched
 from . import driver, streams
 from .capture_gate import CAPTURE_GATE
 from .capture_table import CaptureTable, Known, missing_bytes
-from .captured_call import CaptureError
 from .memory import CapturedMemory
 from .piece import Call, Piece, Statics, form_of, tensors_of
 from .piece_weights import Copies, InPlace, Weights
 from .replay_check import why_other
+from .signatures import CaptureError
 
 #: At so many of a step's places the GPU must have kept up with the processor.
 IDLE_SHARE = 0.3

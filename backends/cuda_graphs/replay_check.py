@@ -7,14 +7,15 @@ Whether it computes what the call does is seen by computing a previous call agai
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..kinds.tolerance import relative_l2
 from ..reasons import Reason, of
-from .captured_call import CaptureError, told
-from .signatures import CallValues, read_result
+from .captured_call import told
+from .signatures import CallValues, CaptureError, read_result
 
 #: Relative L2: the same kernels, of which some may add in another order each time.
 LIMIT = 1e-2
@@ -33,23 +34,19 @@ def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor.detach().clone() for tensor in tensors]
 
 
+@dataclass
 class ReplayCheck:
-    """One call of a signature."""
+    """One call of a signature.
 
-    def __init__(self, inputs: Sequence[torch.Tensor], epoch: int) -> None:
-        """Keep a call's inputs; nothing may write into them, not even the call.
+    Attributes:
+        inputs: nothing may write into them, not even the call.
+        epoch: of the weights that it reads.
+        results: copies; None until it has ended.
+    """
 
-        Args:
-            epoch: of the weights that it reads.
-        """
-        self.inputs = inputs
-        self.epoch = epoch
-        #: Copies of its results; None until it has ended.
-        self.results: list[torch.Tensor] | None = None
-
-    def gave(self, results: Sequence[torch.Tensor]) -> None:
-        """Keep copies of the call's results."""
-        self.results = copies(results)
+    inputs: Sequence[torch.Tensor]
+    epoch: int
+    results: list[torch.Tensor] | None = None
 
     def tells_of(self, epoch: int) -> bool:
         """Whether the call has ended, and was made with the weights of an epoch."""
@@ -95,7 +92,6 @@ def is_proved(
 def made(call: CallValues, run: Callable[..., Any], epoch: int) -> ReplayCheck:
     """Make a call on copies, as it would be made without a capture."""
     with told():
-        check = ReplayCheck(call.tensors, epoch)
         args, kwargs = call.over(copies(call.tensors))
-        check.gave(read_result(run(*args, **kwargs)).tensors)
-    return check
+        results = copies(read_result(run(*args, **kwargs)).tensors)
+    return ReplayCheck(call.tensors, epoch, results)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,10 +24,10 @@ from ..storing.comparisons import Comparisons
 from ..weights.addresses import AddressBook, Addresses
 from . import driver
 from .capture_table import CLEAN_CALLS, CaptureTable, Known, missing_bytes
-from .captured_call import CapturedCall, CaptureError
+from .captured_call import CapturedCall
 from .memory import CapturedMemory
 from .replay_check import ReplayCheck, copies, is_proved, made, may_be_kept
-from .signatures import CallValues, FixedCallError, read_result, result_form
+from .signatures import CallValues, CaptureError, read_result, result_form
 
 EXACT = "exact"
 #: Signatures that are remembered.
@@ -36,12 +36,6 @@ MAX_SIGNATURES = 64
 MAX_SHOWN = 8
 #: Further clean calls that a signature needs after its graph was dropped for lack of room.
 _BACK_OFF = 8
-
-
-class Runner(Protocol):
-    """Runs one call of the root module, through the regions' graphs or without them."""
-
-    def __call__(self, call: Callable[[], Any], *, compiled: bool = True) -> Any: ...
 
 
 @dataclass
@@ -126,7 +120,7 @@ class Replays(CaptureTable[_Signature]):
         book: AddressBook,
         form: Hashable,
         complete: bool,
-        runner: Runner,
+        runner: Callable[..., Any],
         steps: int | None = None,
         ran: Collection[str] = (),
     ) -> Attempt:
@@ -138,7 +132,7 @@ class Replays(CaptureTable[_Signature]):
             book: where the root module's weights are.
             form: which graphs serve regions now; `EXACT` for none.
             complete: whether no more graphs are pending; until then captures are exact.
-            runner: makes the call while it is captured.
+            runner: makes the call while it is captured; `compiled`: through the regions' graphs.
             steps: of the sampler's run, each of which makes one call or more; None: not known.
             ran: filled with the places that graphs have served once `runner` has made a call.
 
@@ -173,7 +167,11 @@ class Replays(CaptureTable[_Signature]):
             and self._is_due(known, early=self.captures > 0)
             and self._pays(known, complete)
         ):
-            rerun, used = partial(_rerun, runner, host, compiled=complete), target
+            used = target
+
+            def rerun(*args: Any, **kwargs: Any) -> Any:
+                return runner(partial(host, *args, **kwargs), compiled=complete)
+
             result = self._capture(known, call, rerun, book, addresses, ran)
         in_place = book.problem is None
         # What will be captured without graphs is run without them until then.
@@ -204,8 +202,8 @@ class Replays(CaptureTable[_Signature]):
                 given = read_result(result).tensors
                 if known.check is not None and may_be_kept(given):
                     with contextlib.suppress(torch.OutOfMemoryError):
-                        known.check.gave(given)
-            except FixedCallError as error:
+                        known.check.results = copies(given)
+            except CaptureError as error:
                 known.refused = error.reason
         if known.refused is not None:
             self.reasons[known.refused] += 1
@@ -327,9 +325,3 @@ class Replays(CaptureTable[_Signature]):
         if known.graph is None:
             known.clean = -_BACK_OFF
         return result
-
-
-def _rerun(
-    runner: Runner, host: Callable[..., Any], *args: Any, compiled: bool, **kwargs: Any
-) -> Any:
-    return runner(partial(host, *args, **kwargs), compiled=compiled)

@@ -9,10 +9,9 @@ import torch
 
 from warmgraph_backends.cuda_graphs import capture_table, replay_check, replays
 from warmgraph_backends.cuda_graphs.capture_table import CLEAN_CALLS
-from warmgraph_backends.cuda_graphs.captured_call import CaptureError
 from warmgraph_backends.cuda_graphs.memory import CapturedMemory, CardMemory
 from warmgraph_backends.cuda_graphs.replays import Replays
-from warmgraph_backends.cuda_graphs.signatures import read_call, run_steps
+from warmgraph_backends.cuda_graphs.signatures import CaptureError, read_call, run_steps
 from warmgraph_backends.reasons import of
 from warmgraph_tools.inprocess import Host
 
@@ -181,7 +180,7 @@ def test_where_weights_changed_in_place_between_two_calls_the_captured_one_is_ma
     assert [step("compiled") for _ in range(CLEAN_CALLS)] == [None] * CLEAN_CALLS
     (known,) = made._table.values()
     assert known.check is not None
-    known.check.gave([torch.full((2, 4), 5.0)])
+    known.check.results = [torch.full((2, 4), 5.0)]
     assert step("compiled") == "compiled" and known.refused is None
 
 
