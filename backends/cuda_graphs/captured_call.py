@@ -26,7 +26,6 @@ from ..weights.addresses import Addresses
 from . import driver, streams
 from .capture_gate import CAPTURE_GATE
 from .constants import Constants
-from .retired import RETIRED
 from .signatures import CallValues, CaptureError, read_result
 from .skip_joins import QuickJoins
 
@@ -162,16 +161,15 @@ class CapturedCall:
         self._graph.replay()
         return self._result.over([static.clone() for static in self._outputs])[0][0]
 
-    def free(self) -> None:
-        """Give its memory back to the pool; it cannot be replayed any more."""
+    def free(self) -> list[Any]:
+        """Give its memory back; it cannot be replayed any more."""
         torch.cuda.synchronize(self.device)  # it may still run
         self._inputs, self._outputs = [], []
         graph, self._graph = self._graph, None
-        if graph is not None:
-            RETIRED.give_up(self.device, [graph])
         if self._own is not None:
             streams.OWN.give_back(self.device, self._own)
             self._own = None
+        return [] if graph is None else [graph]
 
     def _record(self, run: Callable[..., Any], call: CallValues) -> None:
         """Run the call; every tensor that it makes is gone when this returns."""

@@ -10,6 +10,12 @@ is in the pool, where calls overlay one another, so one call's share is unknown.
 frees a pool with the last graph that was captured into it; the driver (`cudaMallocAsync`) frees all
 of it when asked, and each remaining graph takes its part again when it is replayed.
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#graph-memory-nodes
+
+From 2.12 on PyTorch frees cuBLAS's workspaces of a stream with any graph that was captured on it,
+while other graphs of that stream still write there. All captures of a card share a stream. So a
+dropped graph is *retired*: kept until none of its card is replayed any more.
+Source: `CUDAGraph::reset` in aten/src/ATen/cuda/CUDAGraph.cpp of torch 2.12-2.15;
+https://github.com/pytorch/pytorch/issues/193402
 """
 
 from __future__ import annotations
@@ -25,7 +31,14 @@ from ..host_api.memory import LoadedEntry, empty_cache
 from ..reasons import Reason, of
 from .capture_gate import CAPTURE_GATE
 from .driver import trim
-from .retired import RETIRED
+
+#: Retired graphs of one card, beyond which all that is captured there goes, to be captured anew.
+MOST_RETIRED = 128
+
+
+def has_to_keep() -> bool:
+    """Tell whether this PyTorch frees what a stream's graphs share with any of them."""
+    return bool(torch.__version__ >= "2.12.dev0")
 
 
 class Held(Protocol):
@@ -41,8 +54,10 @@ class Held(Protocol):
     @property
     def own_bytes(self) -> int: ...
 
-    def free(self) -> None:
-        """Give it back."""
+    def free(self) -> list[Any]:
+        """Give it back, once the device has finished with it; returns its CUDA graphs, for PyTorch
+        to free.
+        """
 
 
 class Owner(Protocol):
@@ -69,6 +84,7 @@ class CardMemory:
         #: The one that was used last is the last.
         self._owners: dict[Held, weakref.ref[Owner]] = {}
         self._own: dict[Held, int] = {}
+        self._retired: list[Any] = []
         self._shared = 0
         self._pool: Any = None
         self._entry: LoadedEntry | None = None
@@ -87,9 +103,7 @@ class CardMemory:
     def pool(self) -> Any:
         """Return the pool to capture into."""
         self.sweep()
-        if not self._owners:  # some failed, and no other was added
-            RETIRED.let_go(self._device)
-        elif RETIRED.are_many(self._device):
+        if len(self._retired) >= MOST_RETIRED:
             self.drop_all()
         if not self._owners or self._pool is None:  # an emptied pool must not be used again
             self._pool = torch.cuda.graph_pool_handle()
@@ -117,16 +131,14 @@ class CardMemory:
             while fits and self.used_bytes > budget:
                 self.drop(next(iter(self._owners)), crowded=True)
         if fits:
-            self._list()
+            if self._entry is None:
+                self._entry = LoadedEntry(self._device, lambda: self.used_bytes, self.drop_all)
+            self._entry.list()  # among the host's loaded models, while there is something to free
             return None
         self.drop_all()
         if not alone:
             return None
         return of("over_budget", needed=needed >> 20, budget=budget >> 20)
-
-    def holds(self, graph: Held) -> bool:
-        """Tell whether a graph is still held."""
-        return graph in self._owners
 
     def note_use(self, graph: Held) -> None:
         """Note that a graph was replayed: all others go before it."""
@@ -135,28 +147,28 @@ class CardMemory:
                 self._owners[graph] = owner
 
     def drop(self, graph: Held, *, crowded: bool = False) -> None:
-        """Drop one graph; its part of the pool serves the others, and the pool is freed after the
-        last one.
+        """Drop one graph, added or not; its part of the pool serves the others, and the pool is
+        freed after the last one.
         """
         with self._lock:
             reference = self._owners.pop(graph, None)
             self._own.pop(graph, None)
-            graph.free()
+            self._retired += graph.free()
+            if not has_to_keep():
+                self._reset_retired()
             if reference is not None and (owner := reference()) is not None:
                 owner.forget(graph, crowded=crowded)
-            self._let_go()
-
-    def discard(self, graph: Held) -> None:
-        """Drop a graph that was not added."""
-        with self._lock:
-            graph.free()
             self._let_go()
 
     def _let_go(self) -> None:
         if not self._owners:
             self._shared = 0
-            RETIRED.let_go(self._device)
+            self._reset_retired()
             self._release(self._device)
+
+    def _reset_retired(self) -> None:
+        while self._retired:
+            self._retired.pop(0).reset()
 
     def drop_all(self) -> int:
         """Free everything; returns how many bytes that was."""
@@ -170,12 +182,6 @@ class CardMemory:
             with CAPTURE_GATE.loud():
                 empty_cache()
         return freed
-
-    def _list(self) -> None:
-        """Be among the host's loaded models while there is something to free."""
-        if self._entry is None:
-            self._entry = LoadedEntry(self._device, lambda: self.used_bytes, self.drop_all)
-        self._entry.list()
 
 
 class CapturedMemory:

@@ -22,7 +22,6 @@ from ..operators.call_context import using
 from ..reasons import Reason
 from ..torch_api.memory import borrowed, extent_bytes
 from .captured_call import THREAD, capturing, forget_frames, undisturbed
-from .retired import RETIRED
 
 #: In bytes, of tensors side by side: any kernel reads at such an address.
 _ALIGNMENT = 256
@@ -255,13 +254,12 @@ class Piece:
         """Copies of the results, the caller's own."""
         return tuple(static.clone() for static in self.results)
 
-    def free(self) -> None:
-        """Free its memory to the pool; it cannot be replayed any more."""
+    def free(self) -> list[Any]:
+        """Give its memory back; it cannot be replayed any more."""
         gpu.synchronize(self.device)  # it may still run
         steps, self._steps = self._steps, []
         self._inputs, self.results, self.weights = [], [], None
-        graphs = [step for step in steps if not isinstance(step, _Apart)]
-        RETIRED.give_up(self.device, graphs)
+        return [step for step in steps if not isinstance(step, _Apart)]
 
 
 def leave(static: torch.Tensor, result: torch.Tensor) -> None:

@@ -231,13 +231,12 @@ class Pieces(CaptureTable[_Place]):
                     results = one.made(weights.tensors)
                     problem = why_other(piece.results, results)
         except Exception as error:
-            if piece is not None:
-                self._memory.on(device).discard(piece)
+            self._drop(piece)
             self._failed(known, error)
             self._refuse(known, known.refused)
             return None
         if problem is not None:
-            self._memory.on(device).discard(piece)
+            self._drop(piece)
             self._refuse(known, problem)
             return results
         grown = driver.reserved_bytes(device) - before

@@ -313,8 +313,7 @@ class Replays(CaptureTable[_Signature]):
             book.let_go(addresses)
             if result is None:
                 book.undo(marks)
-                if graph is not None:
-                    self._memory.on(device).discard(graph)
+                self._drop(graph)
         if graph is None or result is None:  # the host moved weights within it, or it failed
             known.clean = 0
             return None

@@ -207,12 +207,10 @@ class Session:
             root: the copy.
             holder: the module on which the host notes where the copy's weights are.
         """
-        scope, pace = self.scope, self.pace
-
-        def make() -> Card:
-            return Card(scope.elsewhere(root, holder), pace.fresh(), Steps())
-
-        return self.cards.take(root, holder, make)
+        first, pace = self.scope, self.pace
+        return self.cards.take(
+            root, holder, lambda: Card(first.elsewhere(root, holder), pace.fresh(), Steps())
+        )
 
     def keep(self, name: Hashable, make: Callable[[], T]) -> T:
         """Return what is kept under a name for as long as this session; make it if needed.

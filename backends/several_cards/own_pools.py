@@ -77,8 +77,7 @@ class OwnPools:
         status = status or known.cuDeviceSetMemPool(number, pool)
         if status == 0:
             return before
-        with self._lock:
-            self._pools[number] = None
+        self._pools[number] = None
         _tell_of_none(number, status)
         return None
 

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from warmgraph_backends.cuda_graphs import memory as memory_room
-from warmgraph_backends.cuda_graphs import retired
 from warmgraph_backends.cuda_graphs.memory import CapturedMemory, CardMemory
-from warmgraph_backends.cuda_graphs.retired import Retired
 from warmgraph_tools.inprocess import Host
 
 
@@ -24,8 +22,9 @@ class _Held:
         self.memory: torch.Tensor | None = torch.empty(size, dtype=torch.uint8)
         self.own_bytes = own
 
-    def free(self) -> None:
+    def free(self) -> list[Any]:
         self.memory = None
+        return []
 
 
 class _Owner:
@@ -51,7 +50,7 @@ def test_over_the_budget_those_go_that_were_not_used_for_longest_one_by_one(host
     memory.note_use(graphs[0])
     assert memory.add(fifth := _Held(1, own=40), owner, 0) is None
     assert owner.gone == graphs[1:3] and owner.crowded == [True, True]
-    assert memory.holds(graphs[0]) and memory.holds(fifth) and memory.used_bytes == 90
+    assert graphs[0] not in owner.gone and fifth not in owner.gone and memory.used_bytes == 90
     assert released == [], "the pool is the others'"
     memory.drop_all()
     assert owner.crowded == [True, True, False, False, False] and released == [CPU]
@@ -97,11 +96,11 @@ def test_graphs_whose_model_is_gone_are_let_go(host: Host) -> None:
     memory, owner, graph = CardMemory(CPU, lambda _: 100, lambda _: None), _Owner(), _Held(40)
     memory.add(graph, owner, 40)
     memory.sweep()
-    assert memory.holds(graph)
+    assert graph.memory is not None
     del owner
     gc.collect()
     memory.sweep()
-    assert not memory.holds(graph) and graph.memory is None and memory.used_bytes == 0
+    assert graph.memory is None and memory.used_bytes == 0
 
 
 def test_the_driver_gets_back_what_the_last_graph_held(host: Host) -> None:
@@ -151,29 +150,26 @@ class _Graph:
 class _Captured(_Held):
     """What was captured, in one graph."""
 
-    def __init__(self, retired: Retired, device: torch.device) -> None:
+    def __init__(self) -> None:
         super().__init__(1)
-        self._retired, self._device, self.graph = retired, device, _Graph()
+        self.graph = _Graph()
 
-    def free(self) -> None:
-        super().free()
-        self._retired.give_up(self._device, [self.graph])
+    def free(self) -> list[Any]:
+        return [*super().free(), self.graph]
 
 
 @pytest.fixture
-def kept(host: Host, monkeypatch: pytest.MonkeyPatch) -> Retired:
+def keeping(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a PyTorch that frees what a stream's graphs share with any of them."""
-    made = Retired(lambda: True)
-    monkeypatch.setattr(memory_room, "RETIRED", made)
+    monkeypatch.setattr(memory_room, "has_to_keep", lambda: True)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
-    return made
 
 
-def test_while_others_of_its_card_are_replayed_a_graph_is_kept_from_pytorch(kept: Retired) -> None:
+@pytest.mark.usefixtures("keeping")
+def test_while_others_of_its_card_are_replayed_a_graph_is_kept_from_pytorch() -> None:
     memory, owner = CapturedMemory(lambda _: 2**40, lambda _: None), _Owner()
     meta = torch.device("meta")
-    first, second = (_Captured(kept, CPU) for _ in range(2))
-    elsewhere = _Captured(kept, meta)
+    first, second, elsewhere = _Captured(), _Captured(), _Captured()
     for held, device in ((first, CPU), (second, CPU), (elsewhere, meta)):
         assert memory.on(device).add(held, owner, 1) is None
     memory.on(CPU).drop(first)
@@ -183,37 +179,28 @@ def test_while_others_of_its_card_are_replayed_a_graph_is_kept_from_pytorch(kept
     assert first.graph.is_reset and second.graph.is_reset, "none of its card is replayed"
 
 
-def test_one_that_failed_goes_before_the_next_is_captured(kept: Retired) -> None:
+@pytest.mark.usefixtures("keeping")
+def test_one_that_failed_is_kept_only_while_others_are_replayed() -> None:
     memory = CardMemory(CPU, lambda _: 2**40, lambda _: None)
-    failed = _Captured(kept, CPU)
-    memory.pool()
-    failed.free()
-    assert not failed.graph.is_reset
-    memory.pool()
-    assert failed.graph.is_reset
-    failed = _Captured(kept, CPU)
-    memory.discard(failed)
+    memory.drop(failed := _Captured())
     assert failed.graph.is_reset, "none of its card is replayed"
-    failed = _Captured(kept, CPU)
-    failed.free()
-    memory.drop_all()
-    assert failed.graph.is_reset, "the host asked for room"
-    assert memory.add(stays := _Captured(kept, CPU), _Owner(), 1) is None
-    memory.discard(failed := _Captured(kept, CPU))
+    assert memory.add(stays := _Captured(), owner := _Owner(), 1) is None
+    memory.drop(failed := _Captured())
     assert not failed.graph.is_reset and stays.memory is not None
+    memory.drop_all()
+    assert failed.graph.is_reset and owner.gone == [stays], "the host asked for room"
 
 
-def test_too_many_that_are_kept_end_all_of_their_card(
-    kept: Retired, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retired, "MOST", 3)
+@pytest.mark.usefixtures("keeping")
+def test_too_many_that_are_kept_end_all_of_their_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_room, "MOST_RETIRED", 3)
     memory, owner = CardMemory(CPU, lambda _: 2**40, lambda _: None), _Owner()
-    stays = _Captured(kept, CPU)
+    stays = _Captured()
     memory.add(stays, owner, 1)
     for number in range(3):
         assert owner.gone == [] and not stays.graph.is_reset, number
         memory.pool()
-        _Captured(kept, CPU).free()
+        memory.drop(_Captured())
     memory.pool()
     assert owner.gone == [stays] and stays.graph.is_reset
 
@@ -223,10 +210,10 @@ def test_too_many_that_are_kept_end_all_of_their_card(
     [("2.10.0", False), ("2.11.0+cu130", False), ("2.12.0a0+git1", True), ("2.15.0", True)],
 )
 def test_which_pytorch_frees_what_graphs_share(
-    monkeypatch: pytest.MonkeyPatch, version: str, keeps: bool
+    host: Host, monkeypatch: pytest.MonkeyPatch, version: str, keeps: bool
 ) -> None:
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
-    assert retired.has_to_keep() is keeps
-    graph = _Graph()
-    Retired().give_up(CPU, [graph])
-    assert graph.is_reset is not keeps
+    memory = CardMemory(CPU, lambda _: 2**40, lambda _: None)
+    memory.add(_Captured(), owner := _Owner(), 1)
+    memory.drop(dropped := _Captured())
+    assert dropped.graph.is_reset is not keeps and owner.gone == []

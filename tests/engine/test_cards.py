@@ -73,7 +73,9 @@ def test_under_a_split_both_cards_run_compiled(lab: Lab, host: Host, order: str)
     it.check(steps=2, batch=4, size=(12, 8))
     assert it.session.scope._bound is bound and drops == [], "the first one's was described anew"
     [card] = it.session.cards
-    assert card.device == SECOND and card.scope.compiled_calls == 5 * len(card.scope.plan.places)
+    assert card.scope.device == SECOND and card.scope.compiled_calls == 5 * len(
+        card.scope.plan.places
+    )
     assert len(threads) == 4
     it.model.check(steps=2)
 
