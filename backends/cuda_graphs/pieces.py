@@ -90,11 +90,7 @@ class Pieces(CaptureTable[_Place]):
     """The captured places of one root module."""
 
     def __init__(self, memory: CapturedMemory) -> None:
-        """Set up; nothing is captured yet.
-
-        Args:
-            memory: the memory that all captured graphs share.
-        """
+        """Set up; nothing is captured yet. `memory` is what all captured graphs share."""
         super().__init__(memory, _Place, MAX_KNOWN)
         self._statics = Statics()
         self._streams: dict[Hashable, streams.OwnStream] = {}

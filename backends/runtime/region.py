@@ -360,7 +360,7 @@ class Region:
         if form is None or pieces is None or not pieces.is_open:
             return partial(call, [*weights.tensors, *ready])
         is_kept, others = self._weights.are_kept, self._verifier.others
-        one = PlaceCall(
+        call_of_place = PlaceCall(
             self if is_kept else (self.graph.key, others, frozenset(weights.given)),
             form,
             call,
@@ -371,7 +371,7 @@ class Region:
             shared=not is_kept,
             own_stream=self.graph.key if self._by_stream else None,
         )
-        return partial(pieces.run, one)
+        return partial(pieces.run, call_of_place)
 
     def _context(self, weights: Fetched, record: Record | None) -> using:
         """What the graph's operators go by; a `record` gets how others' code is called."""
