@@ -67,7 +67,7 @@ class CapturedCall:
 
         Args:
             call: whose tensors give the sizes.
-            like: the form of such a call's result (`calls.result_form`).
+            like: the form of such a call's result (`signatures.result_form`).
             addresses: where the weights are.
             pool: of `torch.cuda.graph_pool_handle`; captured calls share their temporary memory.
         """

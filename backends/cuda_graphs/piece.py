@@ -105,7 +105,7 @@ class Piece:
 
         Args:
             stream: what is captured on.
-            pool: where its graphs have their memory (`CapturedMemory.pool`).
+            pool: where its graphs have their memory (`CardMemory.pool`).
             statics: where it finds its inputs and leaves its results.
             make_graph: makes an empty CUDA graph.
             weights: what it reads (`piece_weights.Weights`), as long as it can be replayed.
