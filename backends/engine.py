@@ -37,8 +37,8 @@ from .host_api import present
 from .host_api.memory import total_vram
 from .host_api.needs import Feature
 from .host_api.process import host_arguments
+from .live import Live
 from .reasons import joined, of
-from .runtime.live import Live
 from .runtime.session import AttachedBy, Options, Session, Whose
 from .runtime.shared import Shared
 from .runtime.verification import Verification

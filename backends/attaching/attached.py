@@ -11,9 +11,8 @@ from ..host_api.models import LatentScale, loaded_model
 from ..host_api.patcher import call_back
 from ..reasons import Reason
 from ..runtime.bound import Placement
-from ..runtime.cards import Card
 from ..runtime.scope import MakePlan
-from ..runtime.session import Session
+from ..runtime.session import Card, Session
 
 KEY = "warmgraph"
 

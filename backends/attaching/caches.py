@@ -9,7 +9,7 @@ from ..deepcache.cache import DeepCache
 from ..deepcache.run import Options as DeepCacheOptions
 from ..events import Events
 from ..host_api.needs import Feature
-from ..runtime.live import Live
+from ..live import Live
 from ..stepcache.cache import StepCache
 from ..stepcache.run import Options as StepCacheOptions
 from . import deepcache, stepcache

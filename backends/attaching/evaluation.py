@@ -63,14 +63,6 @@ class _Evaluation:
 _now: ContextVar[_Evaluation | None] = ContextVar("warmgraph_evaluation", default=None)
 
 
-def around_batch(
-    session: Session, executor: Any, model: Any, conditionings: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """The host's CALC_COND_BATCH wrapper: one evaluation of all conditionings, on all cards."""
-    session.scope.faults.spare(STEP, "preparing a step", _begin, session, conditionings)
-    return executor(model, conditionings, *args, **kwargs)
-
-
 def around_evaluation(
     session: Session, runs: Runs, executor: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -132,10 +124,6 @@ def placement_of(patcher: Any) -> Placement:
     """Return where a MODEL runs now."""
     device, dtype = models.load_device(patcher), models.compute_dtype(patcher)
     return Placement(device, dtype, models.patched_parts(patcher))
-
-
-def _begin(session: Session, conditionings: Any) -> None:
-    session.cards.abreast.begin(sum(len(each) for each in conditionings if each is not None))
 
 
 def _evaluation(session: Session, runs: Runs, model: Any) -> _Evaluation:

@@ -17,15 +17,9 @@ from ..runtime.bound import Placement
 from ..runtime.faults import STEP, TELLING
 from ..runtime.scope import MakePlan
 from ..runtime.session import Session
+from ..several_cards.order import around_batch
 from .attached import KEY, Note, Runs, when_unloaded
-from .evaluation import (
-    Running,
-    around_batch,
-    around_evaluation,
-    around_step,
-    placement_of,
-    why_no_step,
-)
+from .evaluation import Running, around_evaluation, around_step, placement_of, why_no_step
 
 
 class AttachedModel:
@@ -58,7 +52,8 @@ class AttachedModel:
         host.attach(clone, KEY, session)
         host.wrap(clone, "DIFFUSION_MODEL", KEY, partial(around_step, session))
         host.wrap(clone, "APPLY_MODEL", KEY, partial(around_evaluation, session, runs))
-        host.wrap(clone, "CALC_COND_BATCH", KEY, partial(around_batch, session))
+        batch = partial(around_batch, session.cards.order, partial(_spare, session))
+        host.wrap(clone, "CALC_COND_BATCH", KEY, batch)
         host.call_back(clone, "ON_PRE_RUN", KEY, _begins(session, runs))
         host.call_back(clone, "ON_CLEANUP", KEY, _ends(session, runs))
         when_unloaded(clone, session)
@@ -70,6 +65,10 @@ class AttachedModel:
 def carried(model: Any) -> Any:
     """Return what `attach` or `note` left on a ModelPatcher, or None."""
     return host.attached(model, KEY)
+
+
+def _spare(session: Session, task: Callable[[], Any]) -> Any:
+    return session.scope.faults.spare(STEP, "preparing a step", task)
 
 
 def _begins(session: Session, runs: Runs) -> Callable[[Any], None]:

@@ -22,10 +22,9 @@ from ..host_api import patcher as host
 from ..plans.plan import Plan
 from ..reasons import Reason, of
 from ..runtime.bound import Placement
-from ..runtime.cards import Card
 from ..runtime.faults import STEP
 from ..runtime.scope import MakePlan, Scope
-from ..runtime.session import Session
+from ..runtime.session import Card, Session
 from .attached import KEY, Note, Runs, when_unloaded
 
 logger = logging.getLogger(__name__)

@@ -26,14 +26,14 @@ from ..weights.addresses import Addresses
 from . import driver, streams
 from .capture_gate import CAPTURE_GATE
 from .constants import Constants
-from .own_pools import make_graph
-from .retired import RETIRED
-from .signatures import CallValues, FixedCallError, read_result
+from .signatures import CallValues, CaptureError, read_result
 from .skip_joins import QuickJoins
 
 #: For constants, which are small: tables of frequencies.
 _CONSTANT_BYTES = 2**16
 
+#: A capture that only what this thread does may break.
+THREAD = "thread_local"
 _FOREIGN_CAPTURE = of("foreign_capture")
 
 
@@ -59,14 +59,6 @@ def foreign_capture(device: torch.device) -> Reason | None:
     return _FOREIGN_CAPTURE if not _ours.captures and is_capturing(device) else None
 
 
-class CaptureError(Exception):
-    """A call could not be captured, for a `reason`. The GPU is as it was before."""
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 class CapturedCall:
     """A captured call. Inputs are copied in, outputs are copied out: a caller may keep them."""
 
@@ -75,7 +67,7 @@ class CapturedCall:
 
         Args:
             call: whose tensors give the sizes.
-            like: the form of such a call's result (`calls.result_form`).
+            like: the form of such a call's result (`signatures.result_form`).
             addresses: where the weights are.
             pool: of `torch.cuda.graph_pool_handle`; captured calls share their temporary memory.
         """
@@ -87,13 +79,13 @@ class CapturedCall:
         self._addresses = addresses if addresses.pages is not None else addresses._replace(loose=[])
         self._refreshed = self._addresses
         self._pool = pool
-        self._device = call.tensors[0].device
+        self.device = call.tensors[0].device
         self._stream: Any = None
         self._own: streams.OwnStream | None = None
-        self._graph: Any = make_graph(self._device)
+        self._graph: Any = driver.make_graph(self.device)
         with torch.inference_mode(False):  # else they could be written in inference mode only
             self._inputs = [torch.empty_like(tensor) for tensor in call.tensors]
-            self._outputs = [torch.empty_like(t, device=self._device) for t in like.tensors]
+            self._outputs = [torch.empty_like(t, device=self.device) for t in like.tensors]
         self._result = like
         # Taken now, since it could not be had within a capture.
         self._kept = torch.empty(_CONSTANT_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -109,12 +101,12 @@ class CapturedCall:
         """
         with told():
             if not self._addresses.takes_memory_by_stream:
-                self._stream = streams.shared(self._device)
+                self._stream = streams.shared(self.device)
                 return
-            self._own = streams.OWN.take(self._device)
+            self._own = streams.OWN.take(self.device)
             self._stream = self._own.stream
             args, kwargs = call.over(call.tensors)
-            streams.rehearse(self._own, self._device, partial(run, *args, **kwargs))
+            streams.rehearse(self._own, self.device, partial(run, *args, **kwargs))
 
     def capture(self, run: Callable[..., Any], call: CallValues) -> None:
         """Capture `run(*args, **kwargs)` over the static inputs; computes nothing.
@@ -122,9 +114,9 @@ class CapturedCall:
         To be called once, after `prepare`; raises what that raises.
         """
         with told():
-            torch.cuda.synchronize(self._device)
-            with torch.cuda.stream(self._stream), undisturbed(self._device):
-                self._graph.capture_begin(self._pool)
+            torch.cuda.synchronize(self.device)
+            with torch.cuda.stream(self._stream), undisturbed(self.device):
+                self._graph.capture_begin(pool=self._pool, capture_error_mode=THREAD)
                 try:
                     with capturing():
                         self._record(run, call)
@@ -169,16 +161,15 @@ class CapturedCall:
         self._graph.replay()
         return self._result.over([static.clone() for static in self._outputs])[0][0]
 
-    def free(self) -> None:
-        """Give its memory back to the pool; it cannot be replayed any more."""
-        torch.cuda.synchronize(self._device)  # it may still run
+    def free(self) -> list[Any]:
+        """Give its memory back; it cannot be replayed any more."""
+        torch.cuda.synchronize(self.device)  # it may still run
         self._inputs, self._outputs = [], []
         graph, self._graph = self._graph, None
-        if graph is not None:
-            RETIRED.give_up(self._device, [graph])
         if self._own is not None:
-            streams.OWN.give_back(self._device, self._own)
+            streams.OWN.give_back(self.device, self._own)
             self._own = None
+        return [] if graph is None else [graph]
 
     def _record(self, run: Callable[..., Any], call: CallValues) -> None:
         """Run the call; every tensor that it makes is gone when this returns."""
@@ -213,7 +204,7 @@ def why_not(error: Exception) -> Reason:
     """Say why a call was not captured, by what it raised then."""
     if isinstance(error, torch.OutOfMemoryError):
         return of("no_memory_capturing")
-    if isinstance(error, FixedCallError):
+    if isinstance(error, CaptureError):
         return error.reason
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     return of("cannot_capture", error=text[:200])

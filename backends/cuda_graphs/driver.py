@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from ..device import gpu
 from ..device.libcuda import library
+from ..several_cards.own_pools import OWN_POOLS, OwnPoolGraph
 
 _RESERVED_NOW = 2  # CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
@@ -20,6 +22,24 @@ _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 def is_driver_allocator() -> bool:
     """Tell whether PyTorch allocates through the driver (`cudaMallocAsync`, the host's default)."""
     return torch.cuda.get_allocator_backend() == "cudaMallocAsync"
+
+
+def is_mapped() -> bool:
+    """Tell whether another card may map what a graph allocates."""
+    return is_driver_allocator() and torch.cuda.device_count() > 1
+
+
+def make_graph(device: torch.device) -> Any:
+    """Return a CUDA graph into which nothing is captured yet."""
+    graph = torch.cuda.CUDAGraph()
+    return OwnPoolGraph(device, graph) if is_mapped() else graph
+
+
+def trim(device: torch.device) -> None:
+    """Free a device's memory that no graph uses, if our captures there allow it."""
+    known = library() if is_driver_allocator() else None
+    if known is not None and (not is_mapped() or OWN_POOLS.are_apart(device)):
+        known.cuDeviceGraphMemTrim(gpu.index(device))
 
 
 def reserved_bytes(device: torch.device) -> int:
@@ -31,7 +51,7 @@ def reserved_bytes(device: torch.device) -> int:
         free, total = torch.cuda.mem_get_info(device)
         return total - free
     value = ctypes.c_uint64()
-    driver.cuDeviceGetGraphMemAttribute(_index(device), _RESERVED_NOW, ctypes.byref(value))
+    driver.cuDeviceGetGraphMemAttribute(gpu.index(device), _RESERVED_NOW, ctypes.byref(value))
     return value.value
 
 
@@ -57,7 +77,3 @@ def make_stream(device: torch.device) -> Any:
         raise RuntimeError(f"the CUDA driver gives no stream (error {status})")
     external: Any = torch.cuda.ExternalStream
     return external(stream.value, device=device)
-
-
-def _index(device: torch.device) -> int:
-    return device.index or 0

@@ -10,6 +10,12 @@ is in the pool, where calls overlay one another, so one call's share is unknown.
 frees a pool with the last graph that was captured into it; the driver (`cudaMallocAsync`) frees all
 of it when asked, and each remaining graph takes its part again when it is replayed.
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#graph-memory-nodes
+
+From 2.12 on PyTorch frees cuBLAS's workspaces of a stream with any graph that was captured on it,
+while other graphs of that stream still write there. All captures of a card share a stream. So a
+dropped graph is *retired*: kept until none of its card is replayed any more.
+Source: `CUDAGraph::reset` in aten/src/ATen/cuda/CUDAGraph.cpp of torch 2.12-2.15;
+https://github.com/pytorch/pytorch/issues/193402
 """
 
 from __future__ import annotations
@@ -24,19 +30,34 @@ import torch
 from ..host_api.memory import LoadedEntry, empty_cache
 from ..reasons import Reason, of
 from .capture_gate import CAPTURE_GATE
-from .own_pools import trim
-from .retired import RETIRED
+from .driver import trim
+
+#: Retired graphs of one card, beyond which all that is captured there goes, to be captured anew.
+MOST_RETIRED = 128
+
+
+def has_to_keep() -> bool:
+    """Tell whether this PyTorch frees what a stream's graphs share with any of them."""
+    return bool(torch.__version__ >= "2.12.dev0")
 
 
 class Held(Protocol):
-    """What holds memory: a `CapturedCall`."""
+    """What holds memory: a `CapturedCall`, or a `Piece`.
+
+    Attributes:
+        device: on which.
+        own_bytes: memory that is free once this is dropped, whatever else is left.
+    """
+
+    device: torch.device
 
     @property
-    def own_bytes(self) -> int:
-        """Memory that is free once this is dropped, whatever else is left."""
+    def own_bytes(self) -> int: ...
 
-    def free(self) -> None:
-        """Give it back."""
+    def free(self) -> list[Any]:
+        """Give it back, once the device has finished with it; returns its CUDA graphs, for PyTorch
+        to free.
+        """
 
 
 class Owner(Protocol):
@@ -63,6 +84,7 @@ class CardMemory:
         #: The one that was used last is the last.
         self._owners: dict[Held, weakref.ref[Owner]] = {}
         self._own: dict[Held, int] = {}
+        self._retired: list[Any] = []
         self._shared = 0
         self._pool: Any = None
         self._entry: LoadedEntry | None = None
@@ -73,7 +95,7 @@ class CardMemory:
         return self._shared + sum(list(self._own.values()))  # a page asks while a prompt goes on
 
     def sweep(self) -> None:
-        """See `CapturedMemory.sweep`."""
+        """Drop what nobody replays any more, because its model is gone."""
         for graph, owner in list(self._owners.items()):
             if owner() is None:
                 self.drop(graph)
@@ -81,16 +103,23 @@ class CardMemory:
     def pool(self) -> Any:
         """Return the pool to capture into."""
         self.sweep()
-        if not self._owners:  # some failed, and no other was added
-            RETIRED.let_go(self._device)
-        elif RETIRED.are_many(self._device):
+        if len(self._retired) >= MOST_RETIRED:
             self.drop_all()
         if not self._owners or self._pool is None:  # an emptied pool must not be used again
             self._pool = torch.cuda.graph_pool_handle()
         return self._pool
 
     def add(self, graph: Held, owner: Owner, size: int) -> Reason | None:
-        """See `CapturedMemory.add`."""
+        """Count a new graph, for which the pool grew by `size` bytes.
+
+        Over the budget the graphs that were not used for longest are dropped, one by one, as long
+        as their own memory makes enough room. If the pool itself is too large, all are dropped,
+        since only then it is free: those still wanted are captured again. A graph that is too large
+        alone is not kept.
+
+        Returns:
+            Why the graph cannot be kept at all, or None.
+        """
         budget = self._budget_bytes(self._device)
         with self._lock:
             alone = not self._owners
@@ -102,16 +131,14 @@ class CardMemory:
             while fits and self.used_bytes > budget:
                 self.drop(next(iter(self._owners)), crowded=True)
         if fits:
-            self._list()
+            if self._entry is None:
+                self._entry = LoadedEntry(self._device, lambda: self.used_bytes, self.drop_all)
+            self._entry.list()  # among the host's loaded models, while there is something to free
             return None
         self.drop_all()
         if not alone:
             return None
         return of("over_budget", needed=needed >> 20, budget=budget >> 20)
-
-    def holds(self, graph: Held) -> bool:
-        """Tell whether a graph is still held."""
-        return graph in self._owners
 
     def note_use(self, graph: Held) -> None:
         """Note that a graph was replayed: all others go before it."""
@@ -120,26 +147,28 @@ class CardMemory:
                 self._owners[graph] = owner
 
     def drop(self, graph: Held, *, crowded: bool = False) -> None:
-        """See `CapturedMemory.drop`."""
+        """Drop one graph, added or not; its part of the pool serves the others, and the pool is
+        freed after the last one.
+        """
         with self._lock:
             reference = self._owners.pop(graph, None)
             self._own.pop(graph, None)
-            graph.free()
+            self._retired += graph.free()
+            if not has_to_keep():
+                self._reset_retired()
             if reference is not None and (owner := reference()) is not None:
                 owner.forget(graph, crowded=crowded)
-            self._let_go()
-
-    def discard(self, graph: Held) -> None:
-        """See `CapturedMemory.discard`."""
-        with self._lock:
-            graph.free()
             self._let_go()
 
     def _let_go(self) -> None:
         if not self._owners:
             self._shared = 0
-            RETIRED.let_go(self._device)
+            self._reset_retired()
             self._release(self._device)
+
+    def _reset_retired(self) -> None:
+        while self._retired:
+            self._retired.pop(0).reset()
 
     def drop_all(self) -> int:
         """Free everything; returns how many bytes that was."""
@@ -153,12 +182,6 @@ class CardMemory:
             with CAPTURE_GATE.loud():
                 empty_cache()
         return freed
-
-    def _list(self) -> None:
-        """Be among the host's loaded models while there is something to free."""
-        if self._entry is None:
-            self._entry = LoadedEntry(self._device, lambda: self.used_bytes, self.drop_all)
-        self._entry.list()
 
 
 class CapturedMemory:
@@ -207,46 +230,6 @@ class CapturedMemory:
         """Drop what nobody replays any more, because its model is gone."""
         for card in list(self._cards.values()):
             card.sweep()
-
-    def pool(self, device: torch.device) -> Any:
-        """Return the pool to capture into on a device."""
-        return self.on(device).pool()
-
-    def add(self, graph: Held, owner: Owner, device: torch.device, size: int) -> Reason | None:
-        """Count a new graph, for which the pool grew by `size` bytes.
-
-        Over the budget the graphs that were not used for longest are dropped, one by one, as long
-        as their own memory makes enough room. If the pool itself is too large, all are dropped,
-        since only then it is free: those still wanted are captured again. A graph that is too large
-        alone is not kept.
-
-        Returns:
-            Why the graph cannot be kept at all, or None.
-        """
-        return self.on(device).add(graph, owner, size)
-
-    def holds(self, graph: Held) -> bool:
-        """Tell whether a graph is still held."""
-        return any(card.holds(graph) for card in list(self._cards.values()))
-
-    def note_use(self, graph: Held) -> None:
-        """Note that a graph was replayed: all others of its device go before it."""
-        for card in list(self._cards.values()):
-            card.note_use(graph)
-
-    def discard(self, graph: Held, device: torch.device) -> None:
-        """Drop a graph that was not added."""
-        self.on(device).discard(graph)
-
-    def drop(self, graph: Held) -> None:
-        """Drop one graph; its part of the pool serves the others, and the pool is freed after the
-        last one of its device.
-        """
-        for card in list(self._cards.values()):
-            if card.holds(graph):
-                card.drop(graph)
-                return
-        graph.free()
 
     def drop_all(self, device: torch.device | None = None) -> int:
         """Free everything, or one device's graphs; returns how many bytes that was."""

@@ -21,8 +21,7 @@ from ..device import gpu
 from ..operators.call_context import using
 from ..reasons import Reason
 from ..torch_api.memory import borrowed, extent_bytes
-from .captured_call import capturing, forget_frames, undisturbed
-from .retired import RETIRED
+from .captured_call import THREAD, capturing, forget_frames, undisturbed
 
 #: In bytes, of tensors side by side: any kernel reads at such an address.
 _ALIGNMENT = 256
@@ -42,12 +41,8 @@ class Statics:
         self._rooms: weakref.WeakValueDictionary[Hashable, torch.Tensor]
         self._rooms = weakref.WeakValueDictionary()
 
-    def take(self, use: Hashable, like: torch.Tensor) -> torch.Tensor:
-        """Return the tensor of such a form for a use; make it if needed."""
-        return self.take_of(use, form_of(like))
-
     def take_of(self, use: Hashable, form: Any) -> torch.Tensor:
-        """The same, by the form of a tensor."""
+        """Return the tensor of a form for a use; make it if needed."""
         found = self._tensors.get((use, form))
         if found is None:
             shape, stride, dtype, device = form
@@ -104,16 +99,19 @@ class Piece:
     """A captured call of one place."""
 
     def __init__(
-        self, stream: Any, pool: Any, statics: Statics, make_graph: Callable[[], Any]
+        self, stream: Any, pool: Any, statics: Statics, make_graph: Callable[[], Any], weights: Any
     ) -> None:
         """Set up; nothing is captured yet.
 
         Args:
             stream: what is captured on.
-            pool: where its graphs have their memory (`CapturedMemory.pool`).
+            pool: where its graphs have their memory (`CardMemory.pool`).
             statics: where it finds its inputs and leaves its results.
             make_graph: makes an empty CUDA graph.
+            weights: what it reads (`piece_weights.Weights`), as long as it can be replayed.
         """
+        self.device: torch.device = stream.device
+        self.weights = weights
         #: Why it is cut, by reason.
         self.cuts: Counter[Reason] = Counter()
         #: What is its own of the GPU's memory; the rest is shared.
@@ -152,12 +150,11 @@ class Piece:
         self._inputs = [*tensors, *more]
         ready = self._left_in(results)
         self._fill(tensors_of(inputs, live.values()))
-        device = self._stream.device
-        current = gpu.current_stream(device)
+        current = gpu.current_stream(self.device)
         self._stream.wait_stream(current)
         with (
             gpu.on_stream(self._stream),
-            undisturbed(device),
+            undisturbed(self.device),
             using(recorder=self, arguments=dict(zip(live, named, strict=True))),
         ):
             self._begin()
@@ -175,10 +172,12 @@ class Piece:
     def _taken(self, use: str, values: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any]]:
         """The statics of tensors among values, and the values with statics in their place."""
         given = [
-            self._statics.take((use, n), value) if isinstance(value, torch.Tensor) else value
+            self._statics.take_of((use, n), form_of(value))
+            if isinstance(value, torch.Tensor)
+            else value
             for n, value in enumerate(values)
         ]
-        return [value for value in given if isinstance(value, torch.Tensor)], given
+        return tensors_of(given), given
 
     def _record(self, call: Call, arguments: list[Any]) -> None:
         """Run the call; every tensor that it makes is gone when this returns."""
@@ -204,11 +203,13 @@ class Piece:
         """See `call_context.Recorder`."""
         self._end()
         number = sum(isinstance(step, _Apart) for step in self._steps)
-        lent = tuple(map(_borrowed, args))
+        lent = tuple(_over(borrowed, arg) for arg in args)
         with capturing(False):
-            given = run(*map(_copied, lent))
-        uses = ((("apart", number, n), result) for n, result in enumerate(_each(given)))
-        statics = [self._statics.take(*use) for use in uses]
+            given = run(*_copied(lent))
+        statics = [
+            self._statics.take_of(("apart", number, n), form_of(result))
+            for n, result in enumerate(_each(given))
+        ]
         _copy(statics, given)
         self._steps.append(_Apart(run, lent, statics))
         self.cuts[why] += 1
@@ -217,7 +218,7 @@ class Piece:
 
     def _begin(self) -> None:
         self._graph = self._make_graph()
-        self._graph.capture_begin(self._pool)
+        self._graph.capture_begin(pool=self._pool, capture_error_mode=THREAD)
 
     def _end(self) -> None:
         """End a graph and run it: what comes next reads what it gives."""
@@ -240,7 +241,7 @@ class Piece:
         self._fill(tensors_of(inputs, live.values()))
         for step in self._steps:
             if isinstance(step, _Apart):
-                _copy(step.results, step.run(*map(_copied, step.args)))
+                _copy(step.results, step.run(*_copied(step.args)))
             else:
                 step.replay()
         return self.given()
@@ -253,13 +254,12 @@ class Piece:
         """Copies of the results, the caller's own."""
         return tuple(static.clone() for static in self.results)
 
-    def free(self) -> None:
-        """Free its memory to the pool; it cannot be replayed any more."""
-        gpu.synchronize(self._stream.device)  # it may still run
+    def free(self) -> list[Any]:
+        """Give its memory back; it cannot be replayed any more."""
+        gpu.synchronize(self.device)  # it may still run
         steps, self._steps = self._steps, []
-        self._inputs, self.results = [], []
-        graphs = [step for step in steps if not isinstance(step, _Apart)]
-        RETIRED.give_up(self._stream.device, graphs)
+        self._inputs, self.results, self.weights = [], [], None
+        return [step for step in steps if not isinstance(step, _Apart)]
 
 
 def leave(static: torch.Tensor, result: torch.Tensor) -> None:
@@ -289,13 +289,12 @@ def _copy(statics: Sequence[torch.Tensor], given: Any) -> None:
         static.copy_(result)
 
 
-def _borrowed(value: Any) -> Any:
+def _over(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """Change a tensor, or those of a list."""
     if isinstance(value, torch.Tensor):
-        return borrowed(value)
-    return [_borrowed(each) for each in value] if isinstance(value, list) else value
+        return change(value)
+    return [_over(change, each) for each in value] if isinstance(value, list) else value
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    return [_copied(each) for each in value] if isinstance(value, list) else value
+def _copied(args: Iterable[Any]) -> list[Any]:
+    return [_over(torch.clone, arg) for arg in args]

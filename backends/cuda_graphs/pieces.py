@@ -9,17 +9,15 @@ finished one before the next is queued.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..device import gpu
-from ..host_api.execution import is_interrupt, passes
 from ..host_api.memory import empty_cache
 from ..operators import host_attention
 from ..operators.call_context import using
@@ -27,16 +25,12 @@ from ..reasons import Reason, of
 from ..weights.fetching import Fetched
 from . import driver, streams
 from .capture_gate import CAPTURE_GATE
-from .captured_call import why_not
-from .captures import MIN_FREE_BYTES
+from .capture_table import CaptureTable, Known, missing_bytes
 from .memory import CapturedMemory
-from .own_pools import make_graph
 from .piece import Call, Piece, Statics, form_of, tensors_of
 from .piece_weights import Copies, InPlace, Weights
 from .replay_check import why_other
-from .replays import CLEAN_CALLS, STEPS_LEFT
-
-logger = logging.getLogger(__name__)
+from .signatures import CaptureError
 
 #: At so many of a step's places the GPU must have kept up with the processor.
 IDLE_SHARE = 0.3
@@ -44,34 +38,63 @@ IDLE_SHARE = 0.3
 MAX_KNOWN = 4096
 
 
+class PlaceCall(NamedTuple):
+    """One call of a place.
+
+    Attributes:
+        place: which one, or the key of a piece that several share; kept alive.
+        form: of its inputs, with the values of those that are not tensors.
+        graph: the place's graph, called with weights and inputs.
+        fetched: its weights.
+        inputs: its activations.
+        live: what the call brings along for its attention.
+        make_room: frees so many bytes of the model's weights, if possible.
+        shared: whether the weights are copied into the piece at each call, because they are loaded
+            again; else they stay in place until the epoch ends.
+        own_stream: what calls have in common that need their own stream, because a library keeps
+            memory for it; None: none is needed.
+    """
+
+    place: Hashable
+    form: Hashable
+    graph: Call
+    fetched: Fetched
+    inputs: Sequence[Any]
+    live: Mapping[str, Any]
+    make_room: Callable[[int], None]
+    shared: bool = False
+    own_stream: Hashable = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where its activations are."""
+        return tensors_of(self.inputs)[0].device
+
+    def made(self, weights: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        """What the graph gives with these weights."""
+        return tuple(self.graph([*weights, *self.inputs]))
+
+
 @dataclass
-class _Known:
+class _Place(Known):
     """What is known of one form of calls at one place."""
 
-    clean: int = 0
-    piece: Piece | None = None
-    weights: Weights | None = None
-    refused: Reason | None = None
     #: Forms of what a call gave.
     results: tuple[Any, ...] = ()
 
+    def make_way(self) -> None:
+        self.refused = of("no_room")
 
-class Pieces:
+
+class Pieces(CaptureTable[_Place]):
     """The captured places of one root module."""
 
     def __init__(self, memory: CapturedMemory) -> None:
-        """Set up; nothing is captured yet.
-
-        Args:
-            memory: the memory that all captured graphs share.
-        """
-        self._memory = memory
+        """Set up; nothing is captured yet. `memory` is what all captured graphs share."""
+        super().__init__(memory, _Place, MAX_KNOWN)
         self._statics = Statics()
-        self._known: dict[Hashable, _Known] = {}
         self._streams: dict[Hashable, streams.OwnStream] = {}
         self._arithmetic: Hashable = None
-        self._steps_begun = 0
-        self._left = 0
         #: Calls that were made since the step began, and at how many of them the GPU kept up.
         self._made = self._idle = 0
         self._pays = False
@@ -80,8 +103,6 @@ class Pieces:
         self._mark: Any = None
         #: Whether a call is under way whose places may be replayed.
         self.is_open = False
-        self.captures = 0
-        self.replayed = 0
         #: Why places are cut, or not captured, by reason.
         self.cuts: Counter[Reason] = Counter()
         self.refused: Counter[Reason] = Counter()
@@ -93,18 +114,15 @@ class Pieces:
     # --- a run ------------------------------------------------------------------------------------
 
     def begin_run(self) -> None:
-        """Try again what had no room in the last run."""
-        self._steps_begun, self._made, self._idle = 0, 0, 0
+        super().begin_run()
+        self._made = self._idle = 0
         self._pays, self._is_crowded, self._mark = False, False, None
-        for known in self._known.values():
-            if known.refused is not None and known.refused.retry:
-                known.refused = None
 
     def end_run(self) -> None:
         """Keep no weights: the host may load the model again, and needs the room."""
-        for known in self._known.values():
-            if known.weights is not None:
-                known.weights.forget()
+        for known in self._table.values():
+            if known.graph is not None:
+                known.graph.weights.forget()
 
     @contextlib.contextmanager
     def open(self, steps: int | None, arithmetic: Hashable) -> Iterator[None]:
@@ -121,8 +139,7 @@ class Pieces:
             self._pays = self._idle >= IDLE_SHARE * self._made
         self._made = self._idle = 0
         self._mark = None
-        self._left = 0 if steps is None else steps - self._steps_begun
-        self._steps_begun += 1
+        self._begin_step(steps)
         self.is_open = True
         try:
             yield
@@ -131,165 +148,91 @@ class Pieces:
 
     # --- a place ----------------------------------------------------------------------------------
 
-    def run(
-        self,
-        place: Hashable,
-        form: Hashable,
-        call: Call,
-        fetched: Fetched,
-        inputs: Sequence[Any],
-        live: Mapping[str, Any],
-        make_room: Callable[[int], None],
-        *,
-        shared: bool = False,
-        own_stream: Hashable = None,
-    ) -> tuple[torch.Tensor, ...]:
-        """Compute one place, by replay if it was captured.
-
-        Args:
-            place: which one, or the key of a piece that several share; kept alive.
-            form: of its inputs, with the values of those that are not tensors.
-            call: its graph, called with weights and inputs.
-            fetched: its weights.
-            inputs: its activations.
-            live: what the call brings along for its attention.
-            make_room: frees so many bytes of the model's weights, if possible.
-            shared: whether the weights are copied into the piece at each call, because they are
-                loaded again; else they stay in place until the epoch ends.
-            own_stream: what calls have in common that need their own stream, because a library
-                keeps memory for it; None: none is needed.
-
-        Returns:
-            What the graph gives.
-        """
-        brought = tuple((name, form_of(value)) for name, value in live.items())
-        key = place, form, brought, host_attention.name_of_step()
-        known = self._known.get(key)
-        if known is None:
-            known = self._known_anew(key)
-        piece, weights = known.piece, known.weights
+    def run(self, one: PlaceCall) -> tuple[torch.Tensor, ...]:
+        """Compute one place, by replay if it was captured; what its graph gives."""
+        brought = tuple((name, form_of(value)) for name, value in one.live.items())
+        known = self._find((one.place, one.form, brought, host_attention.name_of_step()))
+        piece: Piece | None = known.graph
         if piece is not None:
-            assert weights is not None
-            if not weights.take(fetched):
-                if not shared:  # else it serves other places
-                    self._memory.drop(piece)
-            elif shared:
-                return self._by_copies(piece, weights, call, fetched, inputs, live)
-            elif (results := self._replay(piece, inputs, live)) is not None:
+            if not piece.weights.take(one.fetched):
+                if not one.shared:  # else it serves other places
+                    self._drop(piece)
+            elif one.shared:
+                return self._by_copies(piece, one)
+            elif (results := self._replay(piece, one)) is not None:
                 return results
-        elif self._is_due(known) and self._has_room(known, inputs, make_room):
-            own = own_stream, form
-            results = self._capture(known, call, fetched, inputs, live, shared, own)
+        elif self._pays and self._is_due(known, early=True) and self._has_room(known, one):
+            results = self._capture(known, one)
             if results is not None:
                 return results
-        results = tuple(call([*fetched.tensors, *inputs]))
+        results = one.made(one.fetched.tensors)
         if self._mark is not None:
             self._made += 1
             self._idle += gpu.is_passed(self._mark)
-        self._mark = gpu.mark(tensors_of(inputs)[0].device)
+        self._mark = gpu.mark(one.device)
         if not known.clean:
             known.results = tuple(map(form_of, results))
         known.clean += 1
         return results
 
-    def _by_copies(
-        self,
-        piece: Piece,
-        weights: Weights,
-        call: Call,
-        fetched: Fetched,
-        inputs: Sequence[Any],
-        live: Mapping[str, Any],
-    ) -> tuple[torch.Tensor, ...]:
+    def _by_copies(self, piece: Piece, one: PlaceCall) -> tuple[torch.Tensor, ...]:
         """The results by a piece that has copies of what was fetched, which is freed first: so
         the next weights may come while this place computes.
         """
-        if fetched.release is not None:
-            fetched.release()
+        if one.fetched.release is not None:
+            one.fetched.release()
+        weights = piece.weights
         with _reading(weights):
-            results = self._replay(piece, inputs, live)
-            return tuple(call([*weights.tensors, *inputs])) if results is None else results
+            results = self._replay(piece, one)
+            return one.made(weights.tensors) if results is None else results
 
-    def _replay(
-        self, piece: Piece, inputs: Sequence[Any], live: Mapping[str, Any]
-    ) -> tuple[torch.Tensor, ...] | None:
+    def _replay(self, piece: Piece, one: PlaceCall) -> tuple[torch.Tensor, ...] | None:
         """A piece's results, or None if it has no memory now: then all are dropped."""
         try:
-            results = piece.replay(inputs, live)
-        except RuntimeError as error:  # the driver allocates a graph's memory when it runs
-            if passes(error) or "out of memory" not in str(error):
-                raise
-            self._memory.drop_all(tensors_of(inputs)[0].device)
-            self.refused[of("no_memory")] += 1
+            results = self._computed(piece.device, partial(piece.replay, one.inputs, one.live))
+        except CaptureError as error:
+            self.refused[error.reason] += 1
             return None
-        self._memory.note_use(piece)
-        self.replayed += 1
+        self._count(piece)
         return results
 
-    def _known_anew(self, key: Hashable) -> _Known:
-        while len(self._known) >= MAX_KNOWN:
-            oldest = self._known.pop(next(iter(self._known)))
-            if oldest.piece is not None:
-                self._memory.drop(oldest.piece)
-        known = self._known[key] = _Known()
-        return known
-
-    def _is_due(self, known: _Known) -> bool:
-        needed = 1 if self._left >= STEPS_LEFT else CLEAN_CALLS
-        return self._pays and known.refused is None and known.clean >= needed
-
-    def _has_room(
-        self, known: _Known, inputs: Sequence[Any], make_room: Callable[[int], None]
-    ) -> bool:
+    def _has_room(self, known: _Place, one: PlaceCall) -> bool:
         """Whether the driver has room for a capture, after others have made some."""
-        device = tensors_of(inputs)[0].device
         if not self._is_crowded:
-            for make in (_empty_cache, make_room):
-                if (missing := MIN_FREE_BYTES - driver.free_bytes(device)) > 0:
+            for make in (_empty_cache, one.make_room):
+                if (missing := missing_bytes(one.device)) > 0:
                     make(missing)
-        if driver.free_bytes(device) >= MIN_FREE_BYTES:
+        if missing_bytes(one.device) <= 0:
             return True
         self._is_crowded = True
         self._refuse(known, of("no_room"))
         return False
 
-    def _capture(
-        self,
-        known: _Known,
-        call: Call,
-        fetched: Fetched,
-        inputs: Sequence[Any],
-        live: Mapping[str, Any],
-        shared: bool,
-        own_stream: tuple[Hashable, Hashable],
-    ) -> tuple[torch.Tensor, ...] | None:
+    def _capture(self, known: _Place, one: PlaceCall) -> tuple[torch.Tensor, ...] | None:
         """Capture a call and compute it; None if it cannot be captured."""
-        device = tensors_of(inputs)[0].device
+        device = one.device
         piece = None
         try:
-            pool = self._memory.pool(device)  # which may drop others, and what they share
+            pool = self._memory.on(device).pool()  # which may drop others, and what they share
             before, held = driver.reserved_bytes(device), self._statics.held_bytes
-            weights: Weights = Copies(fetched, self._statics) if shared else InPlace(fetched)
-            stream = self._stream_for(own_stream, device, partial(_rehearse, call, weights, inputs))
-            piece = Piece(stream, pool, self._statics, partial(make_graph, device))
+            weights = Copies(one.fetched, self._statics) if one.shared else InPlace(one.fetched)
+            stream = self._stream_for(one, partial(_rehearse, one, weights))
+            piece = Piece(stream, pool, self._statics, partial(driver.make_graph, device), weights)
             with _reading(weights):
-                piece.capture(call, weights.tensors, inputs, live, known.results)
+                piece.capture(one.graph, weights.tensors, one.inputs, one.live, known.results)
                 problem = None
                 if piece.cuts:  # others' code is called once a step
                     results = piece.given()
                 else:  # what was captured gave the same: no copies of it beside these
-                    results = tuple(call([*weights.tensors, *inputs]))
+                    results = one.made(weights.tensors)
                     problem = why_other(piece.results, results)
         except Exception as error:
-            if piece is not None:
-                self._memory.discard(piece, device)
-            if is_interrupt(error) or passes(error):
-                raise
-            self._refuse(known, why_not(error))
-            logger.warning("Not captured as a CUDA graph: %s", known.refused)
+            self._drop(piece)
+            self._failed(known, error)
+            self._refuse(known, known.refused)
             return None
         if problem is not None:
-            self._memory.discard(piece, device)
+            self._drop(piece)
             self._refuse(known, problem)
             return results
         grown = driver.reserved_bytes(device) - before
@@ -297,63 +240,36 @@ class Pieces:
         if not driver.is_driver_allocator():
             grown -= made
         piece.own_bytes = made + weights.held_bytes
-        known.piece, known.weights = piece, weights
-        if (problem := self._memory.add(piece, self, device, grown)) is not None:
-            self._refuse(known, problem)
-        self.captures += 1
+        self._keep(known, piece, grown)
+        self._refuse(known, known.refused)
         self.cuts.update(piece.cuts)
         return results
 
-    def _stream_for(
-        self, own: tuple[Hashable, Hashable], device: torch.device, run: Callable[[], Any]
-    ) -> Any:
+    def _stream_for(self, one: PlaceCall, rehearse: Callable[[], Any]) -> Any:
         """The stream to capture on, where libraries have all the memory that the call needs."""
-        if own[0] is None:
-            return streams.shared(device)
+        if one.own_stream is None:
+            return streams.shared(one.device)
+        own = one.own_stream, one.form
         found = self._streams.get(own)
         if found is None:
-            found = streams.OWN.take(device)
-            streams.rehearse(found, device, run)
+            found = streams.OWN.take(one.device)
+            streams.rehearse(found, one.device, rehearse)
             self._streams[own] = found
         else:  # they may have been freed since the rehearsal
-            streams.make_workspaces(found.stream, device)
+            streams.make_workspaces(found.stream, one.device)
         return found.stream
 
-    def _refuse(self, known: _Known, reason: Reason) -> None:
+    def _refuse(self, known: _Place, reason: Reason | None) -> None:
+        """Note why a place is not captured, if it is not."""
         known.refused = reason
-        self.refused[reason] += 1
-
-    # --- memory -----------------------------------------------------------------------------------
-
-    def forget(self, graph: Any, *, crowded: bool) -> None:
-        """See `memory.Owner`: a place is captured again when it repeats, or not in this run if
-        others needed the room.
-        """
-        for known in self._known.values():
-            if known.piece is graph:
-                known.piece = known.weights = None
-                if crowded:
-                    known.refused = of("no_room")
+        if reason is not None:
+            self.refused[reason] += 1
 
     def drop(self) -> None:
-        """Give all memory back and forget every place."""
-        for known in list(self._known.values()):
-            if known.piece is not None:
-                self._memory.drop(known.piece)
-        self._known.clear()
+        super().drop()
         for own in self._streams.values():
             streams.OWN.give_back(own.stream.device, own)
         self._streams.clear()
-
-    @property
-    def captured(self) -> int:
-        """How many calls of places are captured now."""
-        return sum(known.piece is not None for known in list(self._known.values()))
-
-    @property
-    def vram_bytes(self) -> int:
-        """VRAM that all captured graphs of the process hold; most of it is shared."""
-        return self._memory.used_bytes
 
 
 def _empty_cache(_: int) -> None:
@@ -375,6 +291,6 @@ def _reading(weights: Weights, **fields: Any) -> using:
     return using(**fields) if weights.given is None else using(given=weights.given, **fields)
 
 
-def _rehearse(call: Call, weights: Weights, inputs: Collection[Any]) -> None:
+def _rehearse(one: PlaceCall, weights: Weights) -> None:
     with _reading(weights, recorder=_Rehearsal()):
-        call([*weights.tensors, *inputs])
+        one.made(weights.tensors)

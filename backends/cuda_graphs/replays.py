@@ -1,11 +1,8 @@
 """Which calls of a root module are replayed from CUDA graphs, and when they are captured.
 
-A call whose signature (`signatures.CallValues.key`) came twice before is captured, and replayed
-from then on. A signature that came once may never repeat, and its first call includes one-time
-work. Once is enough if calls of this module were captured before and the run has enough steps left,
-as for a prompt of another length. There are two sorts of captures: the host's own forward, bit for
-bit (*exact*), while graphs of regions are pending; and the forward with all regions compiled, once
-they are ready.
+The key of a call is its signature (`signatures.CallValues.key`). There are two sorts of captures:
+the host's own forward, bit for bit (*exact*), while graphs of regions are pending; and the forward
+with all regions compiled, once they are ready.
 """
 
 from __future__ import annotations
@@ -13,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,16 +21,13 @@ from ..device import gpu
 from ..host_api.execution import check_cancelled
 from ..reasons import NOTHING, Reason, of
 from ..weights.addresses import AddressBook, Addresses
-from .captured_call import CapturedCall, CaptureError
-from .captures import Captures
+from . import driver
+from .capture_table import CLEAN_CALLS, CaptureTable, Known, missing_bytes
+from .captured_call import CapturedCall
 from .memory import CapturedMemory
-from .replay_check import ReplayCheck, copies, may_be_kept
-from .signatures import CallValues, FixedCallError, read_result, result_form
+from .replay_check import ReplayCheck, copies, is_proved, made, may_be_kept
+from .signatures import CallValues, CaptureError, read_result, result_form
 
-#: Calls of one signature that run by themselves before it is captured.
-CLEAN_CALLS = 2
-#: Steps that a run must have left, the one that is captured among them, for a call that came once.
-STEPS_LEFT = 4
 EXACT = "exact"
 #: Signatures that are remembered.
 MAX_SIGNATURES = 64
@@ -43,29 +37,23 @@ MAX_SHOWN = 8
 _BACK_OFF = 8
 
 
-class Runner(Protocol):
-    """Runs one call of the root module, through the regions' graphs or without them."""
-
-    def __call__(self, call: Callable[[], Any], *, compiled: bool = True) -> Any: ...
-
-
 @dataclass
-class _Signature:
+class _Signature(Known):
     """What is known of one signature."""
 
-    #: The form to capture, how many clean calls were made since it is, and why not, if not.
+    #: The form to capture, since when clean calls are counted.
     target: Hashable = None
-    clean: int = 0
-    refused: Reason | None = None
     #: The form of what a call gave.
     like: CallValues | None = None
     #: The last call of this run that was made, by which a capture is proved.
     check: ReplayCheck | None = None
     #: Marks on the GPU around the last clean call.
     marks: tuple[Any, Any] | None = None
-    #: What is captured, and in which form.
-    graph: CapturedCall | None = None
+    #: In which form it is captured.
     form: Hashable = None
+
+    def make_way(self) -> None:
+        self.clean = -_BACK_OFF
 
 
 class Attempt(NamedTuple):
@@ -91,7 +79,7 @@ class Attempt(NamedTuple):
         return self.in_place and self.known.refused is None
 
 
-class Replays:
+class Replays(CaptureTable[_Signature]):
     """The captured calls of one root module."""
 
     def __init__(
@@ -105,13 +93,8 @@ class Replays:
             memory: the memory that all captured graphs share.
             limit_s: the longest GPU time of a call worth capturing.
         """
-        self._memory = memory
-        self._captures = Captures(memory)
+        super().__init__(memory, _Signature, MAX_SIGNATURES)
         self._limit_s = limit_s
-        self._signatures: dict[Hashable, _Signature] = {}
-        self._calls_in_run = 0
-        self.captures = 0
-        self.replayed = 0
         #: Calls of regions that were replayed within them.
         self.regions = 0
         #: The places of those of this run.
@@ -131,7 +114,7 @@ class Replays:
         book: AddressBook,
         form: Hashable,
         complete: bool,
-        runner: Runner,
+        runner: Callable[..., Any],
         steps: int | None = None,
         ran: Collection[str] = (),
     ) -> Attempt:
@@ -143,7 +126,7 @@ class Replays:
             book: where the root module's weights are.
             form: which graphs serve regions now; `EXACT` for none.
             complete: whether no more graphs are pending; until then captures are exact.
-            runner: makes the call while it is captured.
+            runner: makes the call while it is captured; `compiled`: through the regions' graphs.
             steps: of the sampler's run, each of which makes one call or more; None: not known.
             ran: filled with the places that graphs have served once `runner` has made a call.
 
@@ -151,15 +134,13 @@ class Replays:
             The host's interrupt, when the user cancelled.
         """
         check_cancelled()
-        left = 0 if steps is None else steps - self._calls_in_run
-        self._calls_in_run += 1
-        needed = 1 if self.captures and left >= STEPS_LEFT else CLEAN_CALLS
+        self._begin_step(steps)
         target = form if complete else EXACT
-        known = self._known(call.key)
+        known = self._find(call.key)
         if known.target != target:
             known.target, known.clean, known.refused = target, 0, None
         addresses = book.look()
-        graph, made = known.graph, known.form
+        graph, used = known.graph, known.form
         result = None
         if addresses is None:
             self.reasons[book.problem or NOTHING] += 1
@@ -167,16 +148,24 @@ class Replays:
             known.form == target or (known.refused and known.form == EXACT)
         ):
             if not graph.fits(addresses):
-                self._memory.drop(graph)
+                self._drop(graph)
             else:
                 try:
-                    result = self._captures.replay(graph, book, addresses, call.tensors)
+                    result = self._replay(graph, book, addresses, call.tensors)
                 except CaptureError as error:
                     known.refused = error.reason
                 if result is not None:
                     self._count(graph)
-        elif known.like is not None and known.clean >= needed and self._pays(known, complete):
-            rerun, made = partial(_rerun, runner, host, compiled=complete), target
+        elif (
+            known.like is not None
+            and self._is_due(known, early=self.captures > 0)
+            and self._pays(known, complete)
+        ):
+            used = target
+
+            def rerun(*args: Any, **kwargs: Any) -> Any:
+                return runner(partial(host, *args, **kwargs), compiled=complete)
+
             result = self._capture(known, call, rerun, book, addresses, ran)
         in_place = book.problem is None
         # What will be captured without graphs is run without them until then.
@@ -188,7 +177,7 @@ class Replays:
             with contextlib.suppress(torch.OutOfMemoryError):
                 known.check = ReplayCheck(copies(call.tensors), book.epoch)
         known.marks = None if result is not None else (gpu.mark(call.tensors[0].device), None)
-        form = None if result is None else made
+        form = None if result is None else used
         return Attempt(result, form, not exact_next, known, in_place)
 
     def settle(self, attempt: Attempt, book: AddressBook, result: Any, is_clean: bool) -> None:
@@ -211,72 +200,29 @@ class Replays:
                 given = read_result(result).tensors
                 if known.check is not None and may_be_kept(given):
                     with contextlib.suppress(torch.OutOfMemoryError):
-                        known.check.gave(given)
-            except FixedCallError as error:
+                        known.check.results = copies(given)
+            except CaptureError as error:
                 known.refused = error.reason
         if known.refused is not None:
             self.reasons[known.refused] += 1
 
     def _keep_few(self) -> None:
         """Keep the tensors of calls only for the latest signatures."""
-        for known in list(self._signatures.values())[:-MAX_SHOWN]:
+        for known in sorted(self._table.values(), key=lambda each: each.used)[:-MAX_SHOWN]:
             known.check = None
 
     def decline(self, reason: Reason) -> None:
         """Count a call that cannot be identified by its arguments."""
         self.reasons[reason] += 1
 
-    def _known(self, key: Hashable) -> _Signature:
-        known = self._signatures.pop(key, None)
-        if known is not None:
-            self._signatures[key] = known  # the last one used
-        else:
-            while len(self._signatures) >= MAX_SIGNATURES:
-                oldest = next(iter(self._signatures))
-                if (graph := self._signatures.pop(oldest).graph) is not None:
-                    self._memory.drop(graph)
-            known = self._signatures[key] = _Signature()
-        return known
-
     def begin_run(self) -> None:
-        """Try again in a new run what had no room in the last one."""
-        self._calls_in_run = 0
+        super().begin_run()
         self.places = set()
-        for known in self._signatures.values():
-            if known.refused is not None and known.refused.retry:
-                known.refused = None
 
     def end_run(self) -> None:
         """Keep no tensors of previous calls."""
-        for known in self._signatures.values():
+        for known in self._table.values():
             known.check = None
-
-    def forget(self, graph: CapturedCall, *, crowded: bool) -> None:
-        """A graph's memory was freed; its signature is captured again when it repeats, or only when
-        it repeats often if another graph needed the room.
-        """
-        for known in self._signatures.values():
-            if known.graph is graph:
-                known.graph = None
-                if crowded:
-                    known.clean = -_BACK_OFF
-
-    def drop(self) -> None:
-        """Free all memory and forget every signature."""
-        for known in list(self._signatures.values()):
-            if known.graph is not None:
-                self._memory.drop(known.graph)
-        self._signatures.clear()
-
-    @property
-    def captured(self) -> int:
-        """How many signatures have a graph now."""
-        return sum(known.graph is not None for known in list(self._signatures.values()))
-
-    @property
-    def vram_bytes(self) -> int:
-        """VRAM that all captured graphs of the process hold; most of it is shared."""
-        return self._memory.used_bytes
 
     def _pays(self, known: _Signature, complete: bool) -> bool:
         """Whether the last clean call may have waited for the processor: it was short, and, for a
@@ -294,12 +240,29 @@ class Replays:
             known.refused = problem
         return problem is None
 
-    def _count(self, graph: CapturedCall) -> None:
-        """Note that a graph has computed a call."""
-        self._memory.note_use(graph)
-        self.replayed += 1
+    def _count(self, graph: Any) -> None:
+        super()._count(graph)
         self.regions += graph.regions
         self.places |= graph.places
+
+    def _replay(
+        self,
+        graph: CapturedCall,
+        book: AddressBook,
+        addresses: Addresses,
+        tensors: Sequence[torch.Tensor],
+    ) -> Any:
+        """A call's result, or None if the weights are not in place after all.
+
+        Raises:
+            CaptureError: there is no memory for it; all graphs were dropped.
+        """
+        if not book.hold(addresses):
+            return None
+        try:
+            return self._computed(book.device, partial(graph.replay, addresses, tensors))
+        finally:
+            book.let_go(addresses)
 
     def _capture(
         self,
@@ -310,33 +273,52 @@ class Replays:
         addresses: Addresses,
         ran: Collection[str],
     ) -> Any:
-        """Capture this call, and compute it by a replay; None if it cannot be."""
-        assert known.like is not None
-        captured = self._captures.capture(
-            call, known.like, known.check, rerun, book, addresses, ran
-        )
-        if captured.problem is not None:
-            known.refused = captured.problem
-        graph = captured.graph
-        if graph is None:
-            if captured.is_begun:  # the host moved weights within it, or it failed
-                known.clean = 0
+        """Capture this call, prove that by a previous one, and compute it by a replay; None if it
+        cannot be.
+
+        Args:
+            rerun: makes the call with other arguments.
+            addresses: the book's latest answer.
+            ran: filled with the places that graphs have served once `rerun` has made a call.
+        """
+        device, check, like = call.tensors[0].device, known.check, known.like
+        assert like is not None
+        if missing_bytes(device) > 0:
+            known.refused = of("no_room")
             return None
-        device = call.tensors[0].device
-        self.captures += 1
-        worse = known.graph
-        known.graph, known.form, known.like = graph, known.target, None
+        marks = book.marks()
+        if not book.hold(addresses):
+            return None
+        graph = result = None
+        size = 0
+        try:
+            graph = CapturedCall(call, like, addresses, self._memory.on(device).pool())
+            graph.prepare(rerun, call)
+            before = driver.reserved_bytes(device)  # of what it holds itself, it knows the size
+            graph.capture(rerun, call)
+            graph.places = frozenset(ran)
+            copied = any(a is not b for a, b in zip(marks, book.marks(), strict=True))
+            if check is not None and not check.tells_of(book.epoch):
+                check = None
+            replay = partial(self._replay, graph, book, addresses)
+            if not copied and is_proved(replay, check, partial(made, call, rerun, book.epoch)):
+                given = replay(call.tensors)
+                size = driver.reserved_bytes(device) - before
+                result = given
+        except (CaptureError, torch.OutOfMemoryError) as error:
+            self._failed(known, error)
+        finally:
+            book.let_go(addresses)
+            if result is None:
+                book.undo(marks)
+                self._drop(graph)
+        if graph is None or result is None:  # the host moved weights within it, or it failed
+            known.clean = 0
+            return None
+        known.form, known.like = known.target, None
         self._count(graph)  # its places were counted when they were captured
         graph.regions = len(known.target) if isinstance(known.target, tuple) else 0
-        known.refused = self._memory.add(graph, self, device, captured.size)
-        if worse is not None:  # because its card has another one
-            self._memory.drop(worse)
-        if not self._memory.holds(graph):
+        self._keep(known, graph, size)
+        if known.graph is None:
             known.clean = -_BACK_OFF
-        return captured.result
-
-
-def _rerun(
-    runner: Runner, host: Callable[..., Any], *args: Any, compiled: bool, **kwargs: Any
-) -> Any:
-    return runner(partial(host, *args, **kwargs), compiled=compiled)
+        return result

@@ -27,8 +27,8 @@ _SEQUENCES = (list, tuple, torch.Size)
 _PLAIN = (bool, int, float, str, bytes, type(None), Enum, torch.dtype, torch.device)
 
 
-class FixedCallError(Exception):
-    """A call that cannot be captured, for a `reason`."""
+class CaptureError(Exception):
+    """A call cannot be captured, for a `reason`. The GPU is as it was before."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -115,7 +115,7 @@ def read_call(
         unread: options that its forward does not read.
 
     Raises:
-        FixedCallError: another node takes part in the call, or an argument is of an unknown type.
+        CaptureError: another node takes part in the call, or an argument is of an unknown type.
     """
     tensors: list[torch.Tensor] = []
     parts: list[Any] = []
@@ -149,11 +149,11 @@ def read_result(result: Any) -> CallValues:
     """Take a call's result apart, as if it were the argument of a call.
 
     Raises:
-        FixedCallError: it holds no tensor, or something whose effect is not known.
+        CaptureError: it holds no tensor, or something whose effect is not known.
     """
     read = read_call((result,), {}, frozenset())
     if not read.tensors:
-        raise FixedCallError(of("returns_no_tensor", sort=type(result).__name__))
+        raise CaptureError(of("returns_no_tensor", sort=type(result).__name__))
     return read
 
 
@@ -166,9 +166,9 @@ def _walk(
 ) -> None:
     if isinstance(value, torch.Tensor):
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
-            raise FixedCallError(of("no_plain_tensors", name=name, sort=type(value).__name__))
+            raise CaptureError(of("no_plain_tensors", name=name, sort=type(value).__name__))
         if value.device.type == "cpu" and any(t.device.type != "cpu" for t in tensors):
-            raise FixedCallError(of("on_cpu", name=name))
+            raise CaptureError(of("on_cpu", name=name))
         tensors.append(value)
         note((value.shape, value.stride(), value.dtype, value.device))
     elif type(value) is dict:
@@ -181,7 +181,7 @@ def _walk(
                     continue
                 known = steady(item) if key == options.ATTENTION else _NOT_STEADY
                 if known.why_not is not None:
-                    raise FixedCallError(_FUNCTIONS[key])
+                    raise CaptureError(_FUNCTIONS[key])
                 note((key, known.name))
                 continue
             note(key)
@@ -194,4 +194,4 @@ def _walk(
     elif isinstance(value, _PLAIN):
         note(value)
     else:
-        raise FixedCallError(of("unknown_effect", name=name, sort=type(value).__name__))
+        raise CaptureError(of("unknown_effect", name=name, sort=type(value).__name__))

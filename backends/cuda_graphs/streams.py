@@ -94,7 +94,7 @@ def make_workspaces(stream: Any, device: torch.device) -> None:
     """Have PyTorch's libraries make their workspaces for a stream.
 
     Made within a capture, they would be part of that graph's memory and freed with it. They belong
-    to a thread as well as to a stream, and may be freed with another graph (`retired`), so this is
+    to a thread as well as to a stream, and may be freed with another graph (`memory`), so this is
     done each time.
     """
     with torch.cuda.stream(stream):

@@ -13,7 +13,7 @@ import torch
 from ..choices.choices import HOSTS, Choices
 from ..cuda_graphs.captured_call import foreign_capture, is_ours
 from ..cuda_graphs.piece import Call as GraphCall
-from ..cuda_graphs.pieces import Pieces
+from ..cuda_graphs.pieces import Pieces, PlaceCall
 from ..graphs.compiled_graph import CompiledGraph
 from ..host_api import formats
 from ..host_api.execution import check_cancelled, host_compiler_pause, is_interrupt, passes
@@ -332,8 +332,7 @@ class Region:
         if form is None or pieces is None or not pieces.is_open:
             return partial(call, [*weights.tensors, *ready])
         is_kept, others = self._weights.are_kept, self._verifier.others
-        return partial(
-            pieces.run,
+        call_of_place = PlaceCall(
             self if is_kept else (self.graph.key, others, frozenset(weights.given)),
             form,
             call,
@@ -344,6 +343,7 @@ class Region:
             shared=not is_kept,
             own_stream=self.graph.key if self._by_stream else None,
         )
+        return partial(pieces.run, call_of_place)
 
     def _context(self, weights: Fetched, record: Record | None) -> using:
         """What the graph's operators go by; a `record` gets how others' code is called."""

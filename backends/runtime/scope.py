@@ -17,7 +17,7 @@ from ..cuda_graphs.pieces import Pieces
 from ..cuda_graphs.replays import Replays
 from ..cuda_graphs.signatures import (
     CallValues,
-    FixedCallError,
+    CaptureError,
     arithmetic,
     read_call,
     run_steps,
@@ -412,7 +412,7 @@ class Scope:
             unread = self._unread | MENTIONED.none_of(names)
             call = read_call(args, kwargs, unread)
             return call._replace(key=(call.key, arithmetic()))
-        except FixedCallError as error:
+        except CaptureError as error:
             return error.reason
 
     def innermost(self, host: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

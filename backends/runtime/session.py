@@ -15,12 +15,12 @@ from ..contract import CallForm, Compiler, WhenMissing
 from ..families.catalogue import plan_model
 from ..graphs.compiled_graph import CompiledGraph, State
 from ..graphs.learned_models import LearnedModel
+from ..live import Live
 from ..plans.plan import Place
 from ..reasons import Reason
-from .cards import Card, Cards
+from ..several_cards.copies import Cards
 from .faults import TELLING
 from .last_run import Parts, Standing, Steps, parts, parts_of, together
-from .live import Live
 from .pace import Pace
 from .root_copy import RootCopy
 from .scope import Scope
@@ -64,6 +64,21 @@ class AttachedBy(NamedTuple):
 Whose = Callable[[AttachedBy | None], AttachedBy | None]
 
 
+@dataclass(eq=False)
+class Card:
+    """What serves a copy of the root module with weights of its own, mostly on another card.
+
+    Attributes:
+        scope: what it runs through.
+        pace: how long its steps take.
+        counts: what became of them in the last run, and in this one.
+    """
+
+    scope: Scope
+    pace: Pace
+    counts: Steps
+
+
 class Session:
     """One compiled MODEL, VAE or CONTROL_NET."""
 
@@ -98,7 +113,7 @@ class Session:
         self.scope = scope
         self._copies: Live[Scope] = Live()
         #: Copies with weights of their own, on other cards.
-        self.cards = Cards()
+        self.cards: Cards[Card] = Cards()
         self._belongings: dict[Hashable, Any] = {}
         self._notes = list(notes)
         self._eager_calls: Counter[Reason] = Counter()
@@ -167,8 +182,8 @@ class Session:
         """
         if root is self.scope.root:
             return self.scope
-        if (found := self.cards.scope_of(root)) is not None:
-            return found
+        if (card := self.cards.of_root(root)) is not None:
+            return card.scope
         if not isinstance(root, RootCopy) or root.of is not self.scope.root:
             return None
         scope = root.scopes.get(self.id)
@@ -184,7 +199,10 @@ class Session:
             root: the copy.
             holder: the module on which the host notes where the copy's weights are.
         """
-        return self.cards.take(self.scope, self.pace, root, holder)
+        first, pace = self.scope, self.pace
+        return self.cards.take(
+            root, holder, lambda: Card(first.elsewhere(root, holder), pace.fresh(), Steps())
+        )
 
     def keep(self, name: Hashable, make: Callable[[], T]) -> T:
         """Return what is kept under a name for as long as this session; make it if needed.

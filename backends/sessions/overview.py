@@ -14,8 +14,8 @@ from ..fleet.fleet import Fleet
 from ..graphs.library import Graphs
 from ..host_api.memory import empty_cache
 from ..host_api.needs import Feature
+from ..live import Live
 from ..reasons import Reason
-from ..runtime.live import Live
 from ..runtime.session import Session
 from ..storing.store import Store, StoreUsage
 from . import warnings

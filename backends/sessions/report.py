@@ -16,10 +16,10 @@ from ..device.gpu import is_gpu
 from ..graphs.compiled_graph import CompiledGraph, State
 from ..reasons import Reason, joined, of
 from ..runtime.kind import Kind
-from ..runtime.last_run import Parts
+from ..runtime.last_run import Parts, parts
 from ..runtime.pace import Speed
-from ..runtime.session import AttachedBy, Session
-from .cards import cards_of
+from ..runtime.session import AttachedBy, Card, Session, standing_of
+from ..several_cards.report import cards_of
 from .left_words import in_words
 from .lines import Line, in_english, plain, told
 from .stages import Stage, stage_of
@@ -66,7 +66,7 @@ def model_report(session: Session | None, builder: Builder, note: Reason | None)
         "unused": session.is_unused,
         "eager": _by_reason(eager),
         "kinds": [_kind(kind) for kind in scope.serving],
-        "cards": cards_of(session),
+        "cards": cards_of(session.cards, _parts_of, told),
         "builds": sum(g.source == "built" for g in new),
         "loads": sum(g.source == "loaded" for g in new),
         "reused": len(ready) - len(new),
@@ -189,6 +189,10 @@ def _standing(session: Session, parts: Parts) -> str:
     return "waiting" if replays and session.pace.speed() is None else "eager"
 
 
+def _parts_of(card: Card) -> Parts:
+    return parts(*standing_of(card.scope, card.counts))
+
+
 def _by_key(graphs: Iterable[CompiledGraph]) -> list[CompiledGraph]:
     """One graph of several that cards loaded from one file."""
     return list({graph.key: graph for graph in graphs}.values())
@@ -202,13 +206,11 @@ def _is_awaited(graph: CompiledGraph) -> bool:
 def _captured(each: Sequence[Replays | None]) -> dict[str, Any]:
     """The captured calls of a root module and its copies, which share their memory."""
     replays = [one for one in each if one is not None]
-    if not replays:
-        return _NO_CALLS
     return {
         "signatures": sum(one.captured for one in replays),
         "captures": sum(one.captures for one in replays),
         "replayed": sum(one.replayed for one in replays),
-        "vram_bytes": replays[0].vram_bytes,
+        "vram_bytes": max((one.vram_bytes for one in replays), default=0),
         "not_replayed": _together(one.reasons for one in replays),
     }
 
@@ -216,12 +218,10 @@ def _captured(each: Sequence[Replays | None]) -> dict[str, Any]:
 def _pieces(each: Sequence[Pieces | None]) -> dict[str, Any]:
     """The places of a root module and its copies that are captured one by one."""
     found = [one for one in each if one is not None]
-    if not found:
-        return _NO_PIECES
     return {
         "places": sum(one.captured for one in found),
         "replayed": sum(one.replayed for one in found),
-        "vram_bytes": found[0].vram_bytes,
+        "vram_bytes": max((one.vram_bytes for one in found), default=0),
         "cuts": _together(one.cuts for one in found),
         "refused": _together(one.refused for one in found),
     }
@@ -278,21 +278,7 @@ def _by_reason(eager: list[tuple[str, Reason]]) -> list[dict[str, Any]]:
     ]
 
 
-_NO_CALLS: dict[str, Any] = {
-    "signatures": 0,
-    "captures": 0,
-    "replayed": 0,
-    "vram_bytes": 0,
-    "not_replayed": {},
-}
-_NO_PIECES: dict[str, Any] = {
-    "places": 0,
-    "replayed": 0,
-    "vram_bytes": 0,
-    "cuts": {},
-    "refused": {},
-}
-_NOTHING_CAPTURED = {**_NO_CALLS, "pieces": _NO_PIECES}
+_NOTHING_CAPTURED = {**_captured(()), "pieces": _pieces(())}
 _NOTHING_BUILT = BuildProgress(0, 0, [], None, 0, False)._asdict()
 _OF_NO_NODE: dict[str, Any] = {"nodes": [], "by": "node"}
 _EMPTY: dict[str, Any] = {

@@ -14,8 +14,8 @@ from ..fleet.remote import Remote
 from ..graphs.compiled_graph import CompiledGraph
 from ..graphs.library import Graphs
 from ..host_api.memory import default_device, spare_vram
+from ..live import Live
 from ..runtime.faults import LEARNING
-from ..runtime.live import Live
 from ..runtime.scope import Scope
 from ..runtime.session import Session
 from ..target.target import target_name

@@ -8,10 +8,9 @@ from ..contract import WhenMissing
 from ..cuda_graphs.memory import CapturedMemory
 from ..graphs.compiled_graph import State
 from ..runtime.bound import Placement
-from ..runtime.cards import Card
 from ..runtime.faults import CAPTURES, STEP, TELLING
 from ..runtime.scope import Scope
-from ..runtime.session import Session
+from ..runtime.session import Card, Session
 from .prompts import Prompts
 from .requests import Requests
 from .settings import Settings

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..cuda_graphs.replays import CLEAN_CALLS
+from ..cuda_graphs.capture_table import CLEAN_CALLS
 from ..families.catalogue import empty_inputs, guided_together
 from ..host_api import models
 from ..reasons import of

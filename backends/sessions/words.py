@@ -11,7 +11,7 @@ from ..building.pacing import BuildProgress
 from ..reasons import Reason
 from ..runtime.gains import FASTER
 from ..runtime.pace import EAGER
-from .cards import card_lines, why_lines
+from ..several_cards.report import card_lines, why_lines
 from .lines import Line, line
 from .stages import Stage
 
@@ -31,7 +31,7 @@ def node_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
         lines = [*stands, *(each for each in head if each.key in ("speed_faster", "unused"))]
     else:
         lines = [*head, *stands]
-    lines += [*card_lines(report, duration), *_not_compiled(report), *_why_slower(report)]
+    lines += [*card_lines(report, duration, line), *_not_compiled(report), *_why_slower(report)]
     room = MAX_LINES - len(lines)
     if len(notes) > room:
         rest = line("more_notes", count=len(notes) - room + 1)
@@ -53,7 +53,7 @@ def report_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
         told = {"places": entry["places"], "reason": entry["reason"]}
         lines.append(line("not_compiled", total=parts["total"], **told))
         lines.append(line("examples", examples=", ".join(entry["examples"])))
-    lines += [*card_lines(report, duration), *why_lines(report)]
+    lines += [*card_lines(report, duration, line), *why_lines(report, line)]
     if report["ready"]:
         lines.append(line("parts_new", count=report["ready"]))
     if report["idle"]:

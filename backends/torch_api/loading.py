@@ -25,8 +25,8 @@ from ..cleanup import temporary
 from ..device.gpu import current_index, in_use
 from ..errors import GraphFileError
 from ..reasons import of
+from ..several_cards.generated import on_card
 from . import operators
-from .cuda_card import on_card
 from .payload import ALLOWED
 
 _NOTHING = contextlib.nullcontext()

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from warmgraph_backends.torch_api.cuda_card import on_card
+from warmgraph_backends.several_cards.generated import on_card
 
 #: As PyTorch 2.11 writes it, less what `lean_source` takes away.
 SOURCE = """

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.cuda_graphs import piece, pieces
-from warmgraph_backends.cuda_graphs.own_pools import CudaGraph
+from warmgraph_backends.cuda_graphs import capture_table, piece, pieces
 from warmgraph_backends.cuda_graphs.streams import OwnStreams
 from warmgraph_backends.operators.call_context import now, using
 from warmgraph_backends.sessions.start import Starter
@@ -156,13 +155,14 @@ class _Driver:
     free_bytes = staticmethod(lambda device: 2**40)
     reserved_bytes = staticmethod(lambda device: 0)
     is_driver_allocator = staticmethod(lambda: False)
+    make_graph = staticmethod(lambda device: RecordedGraph())
 
 
 def use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the test ends, have places be captured here, and no whole call."""
     monkeypatch.setattr(pieces, "gpu", Gpu)
     monkeypatch.setattr(pieces, "driver", _Driver)
-    monkeypatch.setattr(pieces, "make_graph", lambda device: CudaGraph(device, RecordedGraph()))
+    monkeypatch.setattr(capture_table, "driver", _Driver)
     monkeypatch.setattr(piece, "gpu", Gpu)
     monkeypatch.setattr(piece, "leave", partial(_called, piece.leave))
     monkeypatch.setattr(pieces.streams, "shared", lambda device: _Stream())

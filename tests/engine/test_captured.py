@@ -12,7 +12,7 @@ import torch
 
 from warmgraph_backends.code.watch import Watch
 from warmgraph_backends.cuda_graphs.signatures import (
-    FixedCallError,
+    CaptureError,
     arithmetic,
     read_call,
     result_form,
@@ -85,7 +85,7 @@ def test_residuals_are_inputs_and_are_used_up_for_the_copy_only(host: Host) -> N
 def test_what_another_node_does_in_the_call_is_not_captured(
     options: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(FixedCallError, match=reason):
+    with pytest.raises(CaptureError, match=reason):
         read_call(_arguments(**options), {})
     read_call(_arguments(patches={}, patches_replace={}), {})
 
@@ -312,7 +312,7 @@ def test_a_result_is_remembered_by_its_form_alone() -> None:
     assert form.tensors[0].stride() == residuals["output"][0].stride()
     rebuilt = form.over([torch.zeros(1)])[0][0]
     assert rebuilt["output"][0].shape == (1,) and rebuilt["output"][1] is None
-    with pytest.raises(FixedCallError, match="returns no tensor"):
+    with pytest.raises(CaptureError, match="returns no tensor"):
         result_form("nothing")
 
 

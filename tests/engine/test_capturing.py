@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.cuda_graphs import captures, replay_check, replays
-from warmgraph_backends.cuda_graphs.captured_call import CaptureError
-from warmgraph_backends.cuda_graphs.memory import CapturedMemory
-from warmgraph_backends.cuda_graphs.replays import CLEAN_CALLS, Replays
-from warmgraph_backends.cuda_graphs.signatures import read_call, run_steps
+from warmgraph_backends.cuda_graphs import capture_table, replay_check, replays
+from warmgraph_backends.cuda_graphs.capture_table import CLEAN_CALLS
+from warmgraph_backends.cuda_graphs.memory import CapturedMemory, CardMemory
+from warmgraph_backends.cuda_graphs.replays import Replays
+from warmgraph_backends.cuda_graphs.signatures import CaptureError, read_call, run_steps
 from warmgraph_backends.reasons import of
 from warmgraph_tools.inprocess import Host
 
@@ -48,6 +48,7 @@ class _Weights:
 class _Graph:
     """Stands for a CUDA graph: it computes as it would, and can be told to find no room."""
 
+    device = torch.device("cpu")
     room = True
     tries = 0
     regions = 0
@@ -72,8 +73,9 @@ class _Graph:
         assert not self.freed
         return tensors[0] + 1 + self.wrong_by
 
-    def free(self) -> None:
+    def free(self) -> list[Any]:
         self.freed = True
+        return []
 
 
 class _Card:
@@ -99,9 +101,9 @@ def memory(host: Host) -> CapturedMemory:
 @pytest.fixture
 def steps(memory: CapturedMemory, monkeypatch: pytest.MonkeyPatch) -> tuple[Replays, _Weights, Any]:
     """Captured calls without a GPU: the object, its weights, and a step in a form."""
-    monkeypatch.setattr(captures, "CapturedCall", _Graph)
-    monkeypatch.setattr(captures.driver, "free_bytes", lambda _: 2**40)
-    monkeypatch.setattr(captures.driver, "reserved_bytes", lambda _: 0)
+    monkeypatch.setattr(replays, "CapturedCall", _Graph)
+    monkeypatch.setattr(replays.driver, "free_bytes", lambda _: 2**40)
+    monkeypatch.setattr(replays.driver, "reserved_bytes", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(_Graph, "room", True)
     monkeypatch.setattr(_Graph, "tries", 0)
@@ -161,7 +163,7 @@ def test_of_a_large_call_nothing_is_kept_and_it_is_made_once_more(
     made, _, step = steps
     monkeypatch.setattr(replay_check, "MOST_BYTES", 0)
     assert [step("compiled") for _ in range(CLEAN_CALLS)] == [None] * CLEAN_CALLS
-    assert [known.check for known in made._signatures.values()] == [None]
+    assert [known.check for known in made._table.values()] == [None]
     assert step("compiled") == "compiled", "and it is proved all the same"
     made.drop()
     monkeypatch.setattr(_Graph, "wrong_by", 0.1)
@@ -173,9 +175,9 @@ def test_where_weights_changed_in_place_between_two_calls_the_captured_one_is_ma
 ) -> None:
     made, _, step = steps
     assert [step("compiled") for _ in range(CLEAN_CALLS)] == [None] * CLEAN_CALLS
-    (known,) = made._signatures.values()
+    (known,) = made._table.values()
     assert known.check is not None
-    known.check.gave([torch.full((2, 4), 5.0)])
+    known.check.results = [torch.full((2, 4), 5.0)]
     assert step("compiled") == "compiled" and known.refused is None
 
 
@@ -185,13 +187,13 @@ def test_a_better_form_takes_the_place_of_one_only_once_it_is_there(
     """What PyTorch frees with the last graph of a card would be the new one's, too."""
     made, _, step = steps
     held: list[int] = []
-    drop = CapturedMemory.drop
+    drop = CardMemory.drop
 
-    def watched(memory: CapturedMemory, graph: Any) -> None:
-        held.append(sum(len(card._owners) for card in memory._cards.values()))
-        drop(memory, graph)
+    def watched(card: CardMemory, graph: Any) -> None:
+        held.append(len(card._owners))
+        drop(card, graph)
 
-    monkeypatch.setattr(CapturedMemory, "drop", watched)
+    monkeypatch.setattr(CardMemory, "drop", watched)
     for _ in range(CLEAN_CALLS + 2):
         step("compiled", complete=False)
     assert held == []
@@ -211,7 +213,7 @@ def test_a_call_of_an_earlier_run_proves_nothing(
         made.begin_run()
         ran.append(step("compiled") is not None)
         made.end_run()
-        assert all(known.check is None for known in made._signatures.values())
+        assert all(known.check is None for known in made._table.values())
     assert ran == [False] * CLEAN_CALLS + [True] * 2 and _Graph.tries == 1
 
 
@@ -282,7 +284,7 @@ def test_a_call_that_the_run_will_make_often_is_captured_after_one(
     assert made.captures == 3 and made.replayed == 3
     made.begin_run()
     for _ in range(CLEAN_CALLS):
-        step("compiled", rows=5, steps=replays.STEPS_LEFT)
+        step("compiled", rows=5, steps=capture_table.STEPS_LEFT)
     assert made.captures == 3, "too few are left"
     made.begin_run()
     for _ in range(CLEAN_CALLS):
@@ -404,7 +406,7 @@ def test_the_signature_that_is_used_is_not_the_first_to_be_forgotten(
     steps: tuple[Replays, _Weights, Any],
 ) -> None:
     made, _, _ = steps
-    hot = made._known("hot")
+    hot = made._find("hot")
     for other in range(2 * replays.MAX_SIGNATURES):
-        made._known(other)
-        assert made._known("hot") is hot
+        made._find(other)
+        assert made._find("hot") is hot

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.runtime import abreast
+from warmgraph_backends.several_cards import order
 from warmgraph_tools.inprocess import Host
 
 from .cards import FIRST, SECOND, cards, put, session_of, split
@@ -73,7 +73,9 @@ def test_under_a_split_both_cards_run_compiled(lab: Lab, host: Host, order: str)
     it.check(steps=2, batch=4, size=(12, 8))
     assert it.session.scope._bound is bound and drops == [], "the first one's was described anew"
     [card] = it.session.cards
-    assert card.device == SECOND and card.scope.compiled_calls == 5 * len(card.scope.plan.places)
+    assert card.scope.device == SECOND and card.scope.compiled_calls == 5 * len(
+        card.scope.plan.places
+    )
     assert len(threads) == 4
     it.model.check(steps=2)
 
@@ -82,13 +84,13 @@ def test_the_first_card_queues_its_step_while_the_others_have_theirs(
     lab: Lab, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copies between cards wait for what was queued before them, on both."""
-    monkeypatch.setattr(abreast, "LIMIT_S", 60.0)
+    monkeypatch.setattr(order, "LIMIT_S", 60.0)
     it, said = Split(lab, host), []
     it.check(steps=2)
     [card] = it.session.cards
-    first, other, begin = it.session.scope, card.scope, it.session.cards.abreast.begin
+    first, other, begin = it.session.scope, card.scope, it.session.cards.order.begin
     monkeypatch.setattr(
-        it.session.cards.abreast, "begin", lambda count: (said.append(["begins"]), begin(count))
+        it.session.cards.order, "begin", lambda count: (said.append(["begins"]), begin(count))
     )
     for scope, name in ((first, "first"), (other, "other")):
 
@@ -99,7 +101,7 @@ def test_the_first_card_queues_its_step_while_the_others_have_theirs(
             return made
 
         monkeypatch.setattr(scope, "call", called)
-    step, comes = it.session.step, it.session.cards.abreast.other
+    step, comes = it.session.step, it.session.cards.order.other
 
     def left(*args: Any, **named: Any) -> Any:
         result = step(*args, **named)
@@ -108,7 +110,7 @@ def test_the_first_card_queues_its_step_while_the_others_have_theirs(
 
     monkeypatch.setattr(it.session, "step", left)
     monkeypatch.setattr(
-        it.session.cards.abreast,
+        it.session.cards.order,
         "other",
         lambda card: said[-1].append("other comes") or comes(card),
     )

@@ -100,7 +100,7 @@ def test_backends_know_neither_nodes_nor_the_server() -> None:
 #: times them, and what only PyTorch itself may do with CUDA.
 NAMES_GPUS = (
     *("device.", "cuda_graphs.", "kernels.", "choices.", "operators.head_rotation"),
-    "torch_api.cuda_",
+    *("torch_api.cuda_", "several_cards."),
 )
 #: Constants that are names of something else: a target's fact, the toolkit's version.
 OTHER_NAMES = {

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from warmgraph_backends.runtime.live import Live
+from warmgraph_backends.live import Live
 
 
 class _Thing:

@@ -230,7 +230,7 @@ def test_every_sentence_of_the_server_is_said_somewhere() -> None:
     """Keys are written out, or made of what they are about."""
     code = "".join(
         file.read_text(encoding="utf-8")
-        for folder in ("backends/sessions", "nodes")
+        for folder in ("backends/sessions", "backends/several_cards", "nodes")
         for file in (ROOT / folder).glob("*.py")
         if file.name != "lines.py"
     )

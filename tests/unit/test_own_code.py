@@ -75,7 +75,7 @@ ELSEWHERE = {
     "target/target.py": "makes the target",
     "kinds/tolerance.py": "compares with eager, as each first call does once more",
     "code/watch.py": "notices changes in a running server",
-    "torch_api/cuda_card.py": "has a loaded graph compute on another GPU, which comparisons cover",
+    "several_cards/generated.py": "has a loaded graph serve another GPU, which comparisons cover",
     "torch_api/cuda_source.py": "compiles and launches what operators run, when a graph calls them",
     "torch_api/cuda_pretended.py": "answers for a card that is not there; keys say for which",
     "torch_api/cuda_queue.py": "lets the GPU wait while kernels are timed",

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.cuda_graphs import own_pools
-from warmgraph_backends.cuda_graphs.own_pools import CudaGraph, OwnPools
+from warmgraph_backends.cuda_graphs import driver as driver_room
+from warmgraph_backends.several_cards.own_pools import OwnPoolGraph, OwnPools
 
+HOW = {"pool": (0, 7), "capture_error_mode": "thread_local"}
 CARDS = [torch.device("cuda", 0), torch.device("cuda", 1)]
 
 
@@ -69,14 +70,14 @@ class Recorded:
 
 def _capture(driver: Driver, card: torch.device, pools: OwnPools, **options: Any) -> Recorded:
     recorded = Recorded(driver, **options)
-    graph = CudaGraph(card, recorded, pools)
-    graph.capture_begin((0, 7))
+    graph = OwnPoolGraph(card, recorded, pools)
+    graph.capture_begin(**HOW)
     graph.capture_end()
     return recorded
 
 
-def _pools(driver: Driver | None, *, needed: bool = True) -> OwnPools:
-    return OwnPools(lambda: driver, lambda: needed)
+def _pools(driver: Driver | None) -> OwnPools:
+    return OwnPools(lambda: driver)
 
 
 @pytest.mark.parametrize("card", CARDS)
@@ -103,9 +104,9 @@ def test_it_has_the_one_before_again_where_a_capture_breaks_off(breaks: str) -> 
 def test_captures_on_two_cards_go_on_at_once() -> None:
     driver = Driver()
     pools = _pools(driver)
-    graphs = [CudaGraph(card, Recorded(driver), pools) for card in CARDS]
+    graphs = [OwnPoolGraph(card, Recorded(driver), pools) for card in CARDS]
     for graph in graphs:
-        graph.capture_begin((0, 7))
+        graph.capture_begin(**HOW)
     assert driver.pools == {0: 200, 1: 201}
     graphs[0].capture_end()
     assert driver.pools == {0: 100, 1: 201}
@@ -113,32 +114,42 @@ def test_captures_on_two_cards_go_on_at_once() -> None:
     assert driver.pools == {0: 100, 1: 101}
 
 
-def test_nothing_is_changed_where_no_other_card_can_map_it() -> None:
-    driver = Driver()
-    pools = _pools(driver, needed=False)
-    recorded = _capture(driver, CARDS[0], pools)
-    assert recorded.pools == [{0: 100, 1: 101}] * 2 and not driver.made
-    assert pools.are_apart(CARDS[0]), "so its memory may be given back"
+@pytest.mark.parametrize(
+    ("allocator", "count", "is_apart"),
+    [("cudaMallocAsync", 1, False), ("native", 2, False), ("cudaMallocAsync", 2, True)],
+)
+def test_pytorchs_own_graph_serves_where_no_other_card_can_map_it(
+    monkeypatch: pytest.MonkeyPatch, allocator: str, count: int, is_apart: bool
+) -> None:
+    made = Recorded(Driver())
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: allocator)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made)
+    graph = driver_room.make_graph(CARDS[0])
+    assert isinstance(graph, OwnPoolGraph) if is_apart else graph is made
 
 
 def test_two_captures_of_one_card_leave_it_its_first_pool() -> None:
     driver = Driver()
     pools = _pools(driver)
-    one, other = (CudaGraph(CARDS[0], Recorded(driver), pools) for _ in range(2))
-    one.capture_begin((0, 7))
-    other.capture_begin((0, 7))
+    one, other = (OwnPoolGraph(CARDS[0], Recorded(driver), pools) for _ in range(2))
+    one.capture_begin(**HOW)
+    other.capture_begin(**HOW)
     other.capture_end()
     assert driver.pools[0] == 200
     one.capture_end()
     assert driver.pools[0] == 100
 
 
-def _trimmed(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, pools: OwnPools) -> bool:
+def _trimmed(
+    monkeypatch: pytest.MonkeyPatch, driver: Driver | None, pools: OwnPools, *, cards: int = 2
+) -> bool:
     """Whether memory of a card is given back."""
-    monkeypatch.setattr(own_pools, "library", lambda: driver or Driver())
-    monkeypatch.setattr(own_pools, "OWN_POOLS", pools)
-    monkeypatch.setattr(own_pools.driver, "is_driver_allocator", lambda: True)
-    own_pools.trim(CARDS[0])
+    monkeypatch.setattr(driver_room, "library", lambda: driver or Driver())
+    monkeypatch.setattr(driver_room, "OWN_POOLS", pools)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
+    driver_room.trim(CARDS[0])
     return driver is not None and driver.trimmed == [0]
 
 
@@ -148,7 +159,7 @@ def test_what_lies_apart_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     _capture(driver, CARDS[0], pools)
     assert _trimmed(monkeypatch, driver, pools)
     driver = Driver()
-    assert _trimmed(monkeypatch, driver, _pools(driver, needed=False))
+    assert _trimmed(monkeypatch, driver, _pools(driver), cards=1) and not driver.made
 
 
 @pytest.mark.parametrize("driver", [None, Driver(gives=False), Driver(sets=False)])

@@ -16,7 +16,7 @@ from warmgraph_backends import reasons
 from warmgraph_backends.compilers import preflight
 from warmgraph_backends.compilers.registry import resolve_backend
 from warmgraph_backends.contract import Requirement
-from warmgraph_backends.cuda_graphs.signatures import FixedCallError, read_call
+from warmgraph_backends.cuda_graphs.signatures import CaptureError, read_call
 from warmgraph_backends.errors import WarmgraphError
 from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.sessions.lines import ENGLISH
@@ -101,7 +101,7 @@ def test_what_the_code_says_is_found_by_its_words(tmp_path: Path) -> None:
     }.items():
         try:
             said = str(cause())
-        except (WarmgraphError, FixedCallError) as error:
+        except (WarmgraphError, CaptureError) as error:
             said = str(error)
         found[text] = said
     assert {text for text, said in found.items() if text in _find(said)} == {*found}

@@ -25,16 +25,15 @@ def graphs_on_cards(*, rounds: int = 40) -> dict[str, Any]:
     import torch
 
     import_engine()
-    from warmgraph_backends.cuda_graphs.own_pools import CudaGraph, OwnPools, make_graph
+    from warmgraph_backends.cuda_graphs.driver import make_graph
 
     cards = two_cards()
     for one, other in itertools.permutations(cards):
         torch.ones(1000, device=one).to(other)  # PyTorch has them map each other's memory
-    none = OwnPools(are_needed=lambda: False)
     # What plain ones spoil stays so in this process: they come last.
     makers: dict[str, Callable[[Any], Any]] = {
         "ours": make_graph,
-        "plain": lambda card: CudaGraph(card, torch.cuda.CUDAGraph(), none),
+        "plain": lambda card: torch.cuda.CUDAGraph(),
     }
     wrong = {name: _overlaid(cards, make, rounds) for name, make in makers.items()}
     return {"allocator": torch.cuda.get_allocator_backend(), "wrong": wrong}
@@ -61,12 +60,12 @@ def _empty(card: Any, live: dict[Any, list[_Filling]]) -> None:
     """Let all graphs of a card go, and give back what they had."""
     import torch
 
-    from warmgraph_backends.cuda_graphs import own_pools
+    from warmgraph_backends.cuda_graphs import driver
 
     for filling in live[card]:
         filling.graph.reset()
     live[card] = []
-    own_pools.trim(card)
+    driver.trim(card)
     torch.cuda.empty_cache()
 
 
@@ -89,7 +88,8 @@ class _Filling:
         stream = streams.shared(card)
         torch.cuda.synchronize(card)
         with torch.cuda.stream(stream):
-            graph.capture_begin(torch.cuda.graph_pool_handle())
+            pool = torch.cuda.graph_pool_handle()
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             self._fill(sizes)
             graph.capture_end()
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends.runtime import abreast
-from warmgraph_backends.runtime.abreast import Abreast
+from warmgraph_backends.several_cards import order
+from warmgraph_backends.several_cards.order import CardOrder
 
 LONG = 20.0
 CARD = "card 1"
@@ -18,18 +18,18 @@ CARD = "card 1"
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abreast, "LIMIT_S", LONG)
+    monkeypatch.setattr(order, "LIMIT_S", LONG)
 
 
 class Cards:
     """Two cards' threads, and what they did in order."""
 
     def __init__(self) -> None:
-        self.abreast, self.said = Abreast(), list[str]()
+        self.order, self.said = CardOrder(), list[str]()
 
     def evaluate(self, count: int = 2, *, first: float = 0.0, other: float = 0.0) -> list[str]:
         """One evaluation by both cards, whose threads come so many seconds late."""
-        self.abreast.begin(count)
+        self.order.begin(count)
         self.said = []
         with ThreadPoolExecutor(2) as pool:
             for each in (pool.submit(self._first, first), pool.submit(self._other, other)):
@@ -38,7 +38,7 @@ class Cards:
 
     def _first(self, late: float) -> None:
         time.sleep(late)
-        with self.abreast.first():
+        with self.order.first():
             self.said.append("first queues")
             time.sleep(0.05)
             self.said.append("first is queued")
@@ -46,7 +46,7 @@ class Cards:
     def _other(self, late: float) -> None:
         time.sleep(late)
         self.said.append("other has its inputs")
-        with self.abreast.other(CARD):
+        with self.order.other(CARD):
             pass
         self.said.append("other hands on")
 
@@ -80,8 +80,8 @@ def test_who_took_no_part_in_the_last_evaluation_of_as_many_is_not_waited_for() 
     begin = time.monotonic()
     for count in (1, 2, 1, 2):
         if count == 1:
-            cards.abreast.begin(count)
-            with cards.abreast.first():
+            cards.order.begin(count)
+            with cards.order.first():
                 pass
         else:
             cards.evaluate(other=0.1)
@@ -89,13 +89,13 @@ def test_who_took_no_part_in_the_last_evaluation_of_as_many_is_not_waited_for() 
 
 
 def test_who_does_not_come_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abreast, "LIMIT_S", 0.3)
+    monkeypatch.setattr(order, "LIMIT_S", 0.3)
     cards, waited = Cards(), []
     cards.evaluate()
     for _ in range(2):
-        cards.abreast.begin(2)
+        cards.order.begin(2)
         begin = time.monotonic()
-        with cards.abreast.first():
+        with cards.order.first():
             waited.append(time.monotonic() - begin)
     assert waited[0] >= 0.25 > waited[1]
 
@@ -104,10 +104,10 @@ def test_who_does_not_come_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -
 def test_an_error_on_the_first_card_lets_the_others_go() -> None:
     cards = Cards()
     cards.evaluate()
-    cards.abreast.begin(2)
+    cards.order.begin(2)
 
     def fail() -> Any:
-        with cards.abreast.first():
+        with cards.order.first():
             raise ValueError("cancelled")
 
     other = threading.Thread(target=cards._other, args=(0.0,))

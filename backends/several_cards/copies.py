@@ -6,40 +6,35 @@ What serves a copy is kept on the copy and freed with it; a session only lists t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 
-from .abreast import Abreast
-from .last_run import Steps
-from .live import Live
-from .pace import Pace
-from .scope import Scope
+from ..live import Live
+from .order import CardOrder
 
 _NAME = "_warmgraph_cards"
 
 
-class Card:
-    """What serves one copy.
+class Served(Protocol):
+    """A copy, by what serves it.
 
     Attributes:
         scope: what it runs through.
-        pace: how long its steps take.
-        counts: what became of them in the last run, and in this one.
+        counts: what became of its steps.
     """
 
-    def __init__(self, scope: Scope, pace: Pace) -> None:
-        self.scope, self.pace, self.counts = scope, pace, Steps()
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where it was described for; None before."""
-        return self.scope.device
+    scope: Any
+    counts: Any
 
 
-class _Kept(WeakKeyDictionary["Cards", Card]):
+T = TypeVar("T", bound=Served)
+
+
+class _Kept(WeakKeyDictionary["Cards[Any]", Any]):
     """What is kept on a copy, by session; a copy of the copy starts without."""
 
     def __reduce__(self) -> tuple[type[_Kept], tuple[()]]:
@@ -49,15 +44,15 @@ class _Kept(WeakKeyDictionary["Cards", Card]):
         return _Kept()
 
 
-class Cards:
+class Cards(Generic[T]):
     """The copies of one session's root module."""
 
     def __init__(self) -> None:
-        self._cards: Live[Card] = Live()
+        self._cards: Live[T] = Live()
         #: The order in which their steps are queued.
-        self.abreast = Abreast()
+        self.order = CardOrder()
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[T]:
         return iter(self._cards.values())
 
     def begin_run(self) -> None:
@@ -65,7 +60,7 @@ class Cards:
         for card in self:
             card.counts.begin_run()
 
-    def in_order(self, card: Card | None, *, is_first: bool) -> AbstractContextManager[None]:
+    def in_order(self, card: T | None, *, is_first: bool) -> AbstractContextManager[None]:
         """Queue a call among those of other cards, where there are any.
 
         Args:
@@ -73,29 +68,27 @@ class Cards:
             is_first: whether it is the root module itself.
         """
         if card is not None:
-            return self.abreast.other(id(card))
-        return self.abreast.first() if is_first and self._cards.values() else nullcontext()
+            return self.order.other(id(card))
+        return self.order.first() if is_first and self._cards.values() else nullcontext()
 
-    def take(self, first: Scope, pace: Pace, root: torch.nn.Module, holder: Any) -> Card:
+    def take(self, root: torch.nn.Module, holder: Any, make: Callable[[], T]) -> T:
         """Return what serves a copy; make it if needed.
 
         Args:
-            first: of the root module itself.
-            pace: of its steps.
             root: the copy.
             holder: the module on which the host notes where the copy's weights are.
         """
         kept = vars(holder).setdefault(_NAME, _Kept())
-        card: Card | None = kept.get(self)
+        card: T | None = kept.get(self)
         if card is None or card.scope.root is not root:
-            card = kept[self] = Card(first.elsewhere(root, holder), pace.fresh())
+            card = kept[self] = make()
             self._cards.add(id(card), card)
         return card
 
-    def of(self, scope: Scope) -> Card | None:
-        """Return the `Card` that a scope belongs to; None if it serves no copy."""
+    def of(self, scope: Any) -> T | None:
+        """Return what serves the copy of this scope; None if it is of no copy."""
         return next((card for card in self if card.scope is scope), None)
 
-    def scope_of(self, root: Any) -> Scope | None:
-        """Return what a copy runs through; None of any other module."""
-        return next((card.scope for card in self if card.scope.root is root), None)
+    def of_root(self, root: Any) -> T | None:
+        """Return what serves a copy; None of any other module."""
+        return next((card for card in self if card.scope.root is root), None)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
 
 #: In seconds: who does not come by then comes in some other order, or not at all.
 LIMIT_S = 0.02
@@ -18,7 +19,7 @@ LIMIT_S = 0.02
 _FIRST = object()
 
 
-class Abreast:
+class CardOrder:
     """Orders the cards' parts of each evaluation of all conditionings."""
 
     def __init__(self) -> None:
@@ -70,3 +71,21 @@ class Abreast:
     @property
     def _expected(self) -> frozenset[Hashable]:
         return self._takes_part.get(self._count, frozenset())
+
+
+def around_batch(
+    order: CardOrder,
+    spare: Callable[..., Any],
+    executor: Any,
+    model: Any,
+    conditionings: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """The host's CALC_COND_BATCH wrapper: one evaluation of all conditionings, on all cards.
+
+    Args:
+        spare: runs optional work (`Faults.spare`).
+    """
+    spare(lambda: order.begin(sum(len(each) for each in conditionings if each is not None)))
+    return executor(model, conditionings, *args, **kwargs)

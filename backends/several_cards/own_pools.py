@@ -21,7 +21,6 @@ import torch
 
 from ..device import gpu
 from ..device.libcuda import library
-from . import driver
 
 logger = logging.getLogger(__name__)
 
@@ -44,33 +43,22 @@ class _Properties(ctypes.Structure):
     )
 
 
-def are_needed() -> bool:
-    """Tell whether another card may map what a graph allocates."""
-    return driver.is_driver_allocator() and torch.cuda.device_count() > 1
-
-
 class OwnPools:
     """A pool for each card, as long as the process lives; for any thread."""
 
-    def __init__(
-        self,
-        library: Callable[[], Any] = library,
-        are_needed: Callable[[], bool] = are_needed,
-    ) -> None:
+    def __init__(self, library: Callable[[], Any] = library) -> None:
         """Set up; there are no pools yet.
 
         Args:
             library: the driver's, or None.
-            are_needed: whether they are used at all.
         """
         self._library = library
-        self._are_needed = are_needed
         self._lock = threading.Lock()
         self._pools: dict[int, ctypes.c_void_p | None] = {}
 
     def are_apart(self, device: torch.device) -> bool:
         """Whether no other card maps what we capture on a device."""
-        return not self._are_needed() or self._of(device) is not None
+        return self._of(device) is not None
 
     def enter(self, device: torch.device) -> ctypes.c_void_p | None:
         """Have a device's allocations come from its own pool.
@@ -78,7 +66,7 @@ class OwnPools:
         Returns:
             The previous pool, for `leave`; None if nothing changed.
         """
-        pool = self._of(device) if self._are_needed() else None
+        pool = self._of(device)
         if pool is None:
             return None
         before = ctypes.c_void_p()
@@ -89,8 +77,7 @@ class OwnPools:
         status = status or known.cuDeviceSetMemPool(number, pool)
         if status == 0:
             return before
-        with self._lock:
-            self._pools[number] = None
+        self._pools[number] = None
         _tell_of_none(number, status)
         return None
 
@@ -140,23 +127,19 @@ def _tell_of_none(number: int, status: int) -> None:
 OWN_POOLS = OwnPools()
 
 
-class CudaGraph:
-    """A CUDA graph that is captured into its card's own pool, where that is needed."""
+class OwnPoolGraph:
+    """A CUDA graph that is captured into its card's own pool, with PyTorch's names."""
 
     def __init__(self, device: torch.device, graph: Any, pools: OwnPools = OWN_POOLS) -> None:
         """Take an empty graph, to be captured on a device."""
         self._device, self._graph, self._pools = device, graph, pools
         self._before: ctypes.c_void_p | None = None
 
-    def capture_begin(self, pool: Any) -> None:
-        """Capture what this thread queues on its current stream from now on.
-
-        Args:
-            pool: of `torch.cuda.graph_pool_handle`, by which PyTorch's own allocator knows it.
-        """
+    def capture_begin(self, **how: Any) -> None:
+        """Capture what this thread queues on its current stream from now on."""
         self._before = self._pools.enter(self._device)
         try:
-            self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            self._graph.capture_begin(**how)
         except BaseException:
             self._pools.leave(self._device, self._before)
             raise
@@ -175,15 +158,3 @@ class CudaGraph:
     def reset(self) -> None:
         """Free the graph."""
         self._graph.reset()
-
-
-def make_graph(device: torch.device) -> CudaGraph:
-    """Return a graph into which nothing is captured yet."""
-    return CudaGraph(device, torch.cuda.CUDAGraph())
-
-
-def trim(device: torch.device) -> None:
-    """Free a device's memory that no graph uses, if our captures there allow it."""
-    known = library() if driver.is_driver_allocator() else None
-    if known is not None and OWN_POOLS.are_apart(device):
-        known.cuDeviceGraphMemTrim(gpu.index(device))
