@@ -75,7 +75,7 @@ for number in range(20):
 for _ in range(20):
     assert told.acquire(timeout=30)
 remote._rests_until = 0.0
-claims.take("f" * 64, lambda: None, "t")
+claims.take("f" * 64, "t")
 assert remote.look("e" * 64, "t", lambda: None)
 time.sleep(0.3)
 claims.close()
