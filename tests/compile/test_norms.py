@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.compilers import rewrites
+from warmgraph_backends.compilers import replacements, rewrites
 from warmgraph_backends.kernels import norms
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -57,7 +57,8 @@ class _Plain(torch.fx.Interpreter):
 @pytest.fixture
 def exported(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Exports a block as for a GPU."""
-    monkeypatch.setattr(rewrites, "is_gpu", lambda _: True)
+    for module in (replacements, rewrites):
+        monkeypatch.setattr(module, "is_gpu", lambda _: True)
 
     def export(block: Block) -> torch.fx.GraphModule:
         inputs = (

@@ -125,7 +125,7 @@ DAMAGE: dict[str, tuple[Callable[[Lab, Path], None], str, bool]] = {
     "truncated": (_truncate, "is damaged", False),
     "a bit of the payload flipped": (_flip(-200), "does not match its hash", False),
     "a bit of the length flipped": (_flip(1), "is damaged", False),
-    "a bit of the manifest flipped": (_flip(400), "raph file", False),
+    "a bit of the manifest flipped": (_flip(400), "compiled graph ", False),
     "empty": (_empty, "is damaged", False),
     "something else": (_text, "is damaged", False),
     "a folder": (_folder, "cannot be read", True),
