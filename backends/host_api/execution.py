@@ -71,8 +71,6 @@ class _Paused(threading.local):
 
 _paused = _Paused()
 _UNKNOWN = object()
-
-
 _NOTHING = contextlib.nullcontext()
 
 
@@ -82,14 +80,9 @@ def pause_host_compiler() -> AbstractContextManager[None]:
     Its recording counts foreign allocations as faults; hosts without it have nothing to pause. What
     is held up already stays so: the host would go on with it when the inner one of two ends.
     """
-    return host_compiler_pause() or _NOTHING
-
-
-def host_compiler_pause() -> AbstractContextManager[None] | None:
-    """The same; None where nothing is to be paused, for who asks at each place."""
     recording = _recording()
     if recording is None or recording in _paused.now:
-        return None
+        return _NOTHING
     return _pausing(recording)
 
 

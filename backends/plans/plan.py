@@ -49,7 +49,13 @@ class Call(Protocol):
     host must, or a `Beside` for a form that is compared so.
     """
 
-    def __call__(self, *inputs: Any) -> Any: ...
+    def __call__(self, *inputs: Any, **brought: Any) -> Any:
+        """Run it.
+
+        Args:
+            brought: `options` and `live` of a block that attends (`call_context`); `form`, of the
+                inputs, where it is known (`layout.form_of`).
+        """
 
     def decline(self, reason: Reason) -> Any:
         """Note why the host makes this call; returns None."""

@@ -138,7 +138,7 @@ class _Call:
     def __init__(self, regions: Regions, place: Place) -> None:
         self._regions, self._place = regions, place
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Any, **_: Any) -> Any:
         self._regions.served += 1
         return self._regions.compute(self._place, inputs)
 
