@@ -12,7 +12,7 @@ from ..host_api.patcher import call_back
 from ..reasons import Reason
 from ..runtime.bound import Placement
 from ..runtime.cards import Card
-from ..runtime.scope import MakePlan
+from ..runtime.planner import MakePlan
 from ..runtime.session import Session
 
 KEY = "warmgraph"

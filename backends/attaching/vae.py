@@ -24,7 +24,8 @@ from ..reasons import Reason, of
 from ..runtime.bound import Placement
 from ..runtime.cards import Card
 from ..runtime.faults import STEP
-from ..runtime.scope import MakePlan, Scope
+from ..runtime.planner import MakePlan
+from ..runtime.scope import Scope
 from ..runtime.session import Session
 from .attached import KEY, Note, Runs, when_unloaded
 

@@ -88,7 +88,7 @@ class Cards:
         kept = vars(holder).setdefault(_NAME, _Kept())
         card: Card | None = kept.get(self)
         if card is None or card.scope.root is not root:
-            card = kept[self] = Card(first.elsewhere(root, holder), pace.fresh())
+            card = kept[self] = Card(first.copy(root, holder), pace.fresh())
             self._cards.add(id(card), card)
         return card
 

@@ -28,7 +28,8 @@ from ..plans.plan import FORWARD, Plan
 from ..reasons import Reason, of
 from .faults import LEARNING, Faults
 from .placing import Placing
-from .specializations import NOT_CALLED, CallStats
+from .planner import Planned, Planner, RootCall
+from .specializations import NOT_CALLED
 
 logger = logging.getLogger(__name__)
 
@@ -38,17 +39,15 @@ _FEW = 8
 _MOST_STRUCTURES = 256
 
 
-def structure_of_call(
-    args: Sequence[Any], kwargs: Mapping[str, Any], unread: frozenset[str]
-) -> Hashable:
+def structure_of_call(call: RootCall, unread: frozenset[str]) -> Hashable:
     """Return a name, equal for calls that differ only in sizes and numbers. Sizes of 1 and small
     whole numbers count as different, because code often branches on them.
 
     Args:
         unread: options that the model's forward does not read.
     """
-    positional = tuple(_form(value, unread) for value in args)
-    return positional, tuple((name, _form(value, unread)) for name, value in kwargs.items())
+    positional = tuple(_form(value, unread) for value in call.args)
+    return positional, tuple((name, _form(value, unread)) for name, value in call.kwargs.items())
 
 
 def _form(value: Any, unread: frozenset[str], within: bool = False) -> Hashable:
@@ -70,7 +69,7 @@ def _form(value: Any, unread: frozenset[str], within: bool = False) -> Hashable:
     return type(value).__qualname__
 
 
-class Learner:
+class Learner(Planner):
     """Learns one root module that no family describes."""
 
     def __init__(
@@ -137,12 +136,12 @@ class Learner:
         return self.lesson.known
 
     @property
-    def has_news(self) -> bool:
+    def has_news(self) -> bool:  # type: ignore[override]
         """Whether a plan would differ now."""
         now, planned = self._known(), self._planned
         return planned is None or (now.record, now.problem) != (planned.record, planned.problem)
 
-    def plan(self) -> Plan | Reason:
+    def plan(self, root: torch.nn.Module) -> Plan | Reason:
         """Cut the model as it was learned, or say why it is not cut."""
         known = self._known()
         if known.problem is None and not self.has_news:  # then its code may have changed
@@ -154,10 +153,10 @@ class Learner:
         if (reason := self.why_none) is not None:
             return reason
         assert self._planned.record is not None
-        return plan_model(self._root, self._planned.record)
+        return plan_model(root, self._planned.record)
 
     @property
-    def why_none(self) -> Reason | None:
+    def why_none(self) -> Reason | None:  # type: ignore[override]
         """Why the model is not cut as it was learned at the moment; None if it is."""
         planned, now = self._planned, self._known()
         if planned is not None and planned.problem is not None:
@@ -171,7 +170,7 @@ class Learner:
         return of("learned_first") if self._may_ask else of("learned_nowhere")
 
     @property
-    def left(self) -> Reason | None:
+    def left(self) -> Reason | None:  # type: ignore[override]
         """Why graphs did not serve the last call, if that was decided here. It need not hold for
         the next call: the watched step may have been learned meanwhile.
         """
@@ -187,41 +186,33 @@ class Learner:
         """A run starts."""
         self._left = self._watched = None
 
-    def step(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        others: Reason | None,
-        dtype: torch.dtype,
-        faults: Faults,
-        account: CallStats,
-    ) -> contextlib.AbstractContextManager[None] | None:
-        """Return the context within which a call is watched; None: it is made like any other.
-
-        Args:
-            others: why the call cannot be identified by its arguments.
-            dtype: that the model computes in.
-            faults: of the model.
-            account: what its regions count and read.
-        """
-        self._look_back(account.declined)
-        structure = structure_of_call(args, kwargs, self._unread | NODES)
-        self._last, account.structure = structure, self._number(structure)
+    def begin_call(self, call: RootCall, faults: Faults) -> Planned:
+        """Say of what structure a call is, and whether it is watched."""
+        structure, others = structure_of_call(call, self._unread | NODES), call.others
+        self._last, number = structure, self._number(structure)
         if self._is_to_be_watched(structure, faults):
             watch = None
             if others is not None and others.capture_only:
-                is_plain = structure_of_call(args, kwargs, self._unread) == structure
+                is_plain = structure_of_call(call, self._unread) == structure
                 others = None if is_plain else others
             if others is None:
-                watch = faults.spare(LEARNING, "watching a step", self._watch, args, kwargs)
+                watch = faults.spare(LEARNING, "watching a step", self._watch, call)
             if watch is not None:
                 self._watched = self._odd.get(structure)
-                return watch(dtype, faults)
+                return Planned(number, watch(faults))
             self._left = None if others is None else of("learned_unseen", why=others)
         elif self._left is not None and self.lesson is not None and self.lesson.known.record:
             self._left = None
         self._watched = None
-        return None
+        return Planned(number)
+
+    def end_call(self, declined: Sequence[Reason]) -> None:
+        """Note whether the call showed another way, or other blocks."""
+        ways = [each for each in declined if each.other_way]
+        if NOT_CALLED in ways and not self._has_uncalled():
+            ways.remove(NOT_CALLED)
+        if ways:
+            self._odd[self._last] = ways[0]
 
     def _number(self, structure: Hashable) -> int:
         """A number for a structure, cheap to compare at each place."""
@@ -232,15 +223,6 @@ class Learner:
         return self._numbers[structure]
 
     # --- learning -------------------------------------------------------------------------------
-
-    def _look_back(self, declined: dict[str, Reason]) -> None:
-        """Note whether the previous call showed another way, or other blocks."""
-        ways = [each for each in declined.values() if each.other_way]
-        if NOT_CALLED in ways and not self._has_uncalled():
-            ways.remove(NOT_CALLED)
-        declined.clear()
-        if reason := next(iter(ways), None):
-            self._odd[self._last] = reason
 
     def _has_uncalled(self) -> bool:
         record = None if self._planned is None else self._planned.record
@@ -256,13 +238,13 @@ class Learner:
         return wanted and lesson.may_be_watched and faults.of(LEARNING) is None
 
     def _watch(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Callable[..., contextlib.AbstractContextManager[None]] | None:
+        self, call: RootCall
+    ) -> Callable[[Faults], contextlib.AbstractContextManager[None]] | None:
         """Begin to watch a call; None if nothing can be learned from it."""
         method = getattr(bound_forward(self._root), "__name__", FORWARD)
         names = names_of(getattr(type(self._root), method))
         try:
-            facts = {**write_down(args, kwargs, names), "method": method}
+            facts = {**write_down(call.args, call.kwargs, names), "method": method}
             watcher = Watcher(self._root)
         except LearnError as error:
             assert self.lesson is not None
@@ -272,14 +254,14 @@ class Learner:
             return None
 
         @contextlib.contextmanager
-        def watching(dtype: torch.dtype, faults: Faults) -> Iterator[None]:
+        def watching(faults: Faults) -> Iterator[None]:
             placing = Placing()
             placing.replace(watcher.placed())
             try:
                 yield
             finally:
                 placing.replace(())
-            faults.spare(LEARNING, "learning from a step", self._teach, watcher, facts, dtype)
+            faults.spare(LEARNING, "learning from a step", self._teach, watcher, facts, call.dtype)
 
         return watching
 

@@ -22,6 +22,7 @@ from .faults import TELLING
 from .last_run import Parts, Standing, Steps, parts, parts_of, together
 from .live import Live
 from .pace import Pace
+from .planner import Planner
 from .root_copy import RootCopy
 from .scope import Scope
 
@@ -128,7 +129,7 @@ class Session:
     @property
     def lesson(self) -> LearnedModel | None:
         """What is known of its model, if no family describes it."""
-        return None if self.scope.learner is None else self.scope.learner.lesson
+        return self.scope.planner.lesson
 
     @property
     def scope(self) -> Scope:
@@ -181,7 +182,8 @@ class Session:
             return None
         scope = root.scopes.get(self.id)
         if scope is None or scope.root is not root.module:
-            scope = root.scopes[self.id] = self.scope.for_copy(root.module, plan_model)
+            scope = self.scope.copy(root.module, self.scope.holder, Planner(plan_model))
+            root.scopes[self.id] = scope
             self._copies.add(id(scope), scope)
         return scope
 

@@ -99,8 +99,7 @@ class CallStats:
         verdicts: which graphs are refused with its weights; kept likewise.
         calls: how many calls graphs have served.
         lookahead: how far they are ahead of the GPU.
-        declined: why calls were left to the host since a step of a learned model began, the newest
-            by the reason's key.
+        declined: why calls were left to the host in the last step, the newest by the reason's key.
         structure: a name for the structure of the call, for a learned model.
         beside: calls that the host made to compare graphs.
     """

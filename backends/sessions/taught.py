@@ -54,10 +54,8 @@ class Taught:
         Args:
             scope: of the model, or of a copy of it.
         """
-        if scope.learner is None:
-            return
-        lesson = scope.learner.find(self._folders(session), scope.faults)
-        if session.options.when_missing is WhenMissing.WAIT:
+        lesson = scope.planner.find(self._folders(session), scope.faults)
+        if lesson is not None and session.options.when_missing is WhenMissing.WAIT:
             self._prompts.wait(session.name, [lesson], self._builder, on_progress)
 
     def learned(self) -> None:
