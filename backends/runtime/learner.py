@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from ..plans.plan import FORWARD, Plan
 from ..reasons import Reason, of
 from .faults import LEARNING, Faults
 from .placing import Placing
-from .planner import Planned, Planner, RootCall
+from .planner import Planner, RootCall
 from .specializations import NOT_CALLED
 
 logger = logging.getLogger(__name__)
@@ -108,7 +109,6 @@ class Learner(Planner):
         self.lesson: LearnedModel | None = None
 
     def elsewhere(self, root: torch.nn.Module, model: Any) -> Learner:
-        """Return one for a copy of the module with its own weights."""
         return Learner(root, model, self._lessons, self._is_on, may_ask=self._may_ask)
 
     def look(self, folders: Sequence[Path]) -> None:
@@ -127,7 +127,6 @@ class Learner(Planner):
         return self.lesson
 
     def let_go(self) -> None:
-        """Drop the module and its weights, which the host no longer uses."""
         self._root, self._model = torch.nn.Module(), None
 
     def _known(self) -> Known:
@@ -137,7 +136,6 @@ class Learner(Planner):
 
     @property
     def has_news(self) -> bool:  # type: ignore[override]
-        """Whether a plan would differ now."""
         now, planned = self._known(), self._planned
         return planned is None or (now.record, now.problem) != (planned.record, planned.problem)
 
@@ -183,13 +181,11 @@ class Learner(Planner):
     # --- a run --------------------------------------------------------------------------------
 
     def begin_run(self) -> None:
-        """A run starts."""
         self._left = self._watched = None
 
-    def begin_call(self, call: RootCall, faults: Faults) -> Planned:
-        """Say of what structure a call is, and whether it is watched."""
+    def begin_call(self, call: RootCall, faults: Faults) -> AbstractContextManager[None] | None:
         structure, others = structure_of_call(call, self._unread | NODES), call.others
-        self._last, number = structure, self._number(structure)
+        self._last, self.structure = structure, self._number(structure)
         if self._is_to_be_watched(structure, faults):
             watch = None
             if others is not None and others.capture_only:
@@ -199,15 +195,14 @@ class Learner(Planner):
                 watch = faults.spare(LEARNING, "watching a step", self._watch, call)
             if watch is not None:
                 self._watched = self._odd.get(structure)
-                return Planned(number, watch(faults))
+                return watch(faults)
             self._left = None if others is None else of("learned_unseen", why=others)
         elif self._left is not None and self.lesson is not None and self.lesson.known.record:
             self._left = None
         self._watched = None
-        return Planned(number)
+        return None
 
     def end_call(self, declined: Sequence[Reason]) -> None:
-        """Note whether the call showed another way, or other blocks."""
         ways = [each for each in declined if each.other_way]
         if NOT_CALLED in ways and not self._has_uncalled():
             ways.remove(NOT_CALLED)
@@ -237,9 +232,7 @@ class Learner(Planner):
         wanted = lesson.known.record is None or structure in self._odd
         return wanted and lesson.may_be_watched and faults.of(LEARNING) is None
 
-    def _watch(
-        self, call: RootCall
-    ) -> Callable[[Faults], contextlib.AbstractContextManager[None]] | None:
+    def _watch(self, call: RootCall) -> Callable[[Faults], AbstractContextManager[None]] | None:
         """Begin to watch a call; None if nothing can be learned from it."""
         method = getattr(bound_forward(self._root), "__name__", FORWARD)
         names = names_of(getattr(type(self._root), method))

@@ -1,6 +1,4 @@
-"""How a root module is cut into places: by its family, which says it all (`Planner`), or as it is
-learned from its own steps (`learner.Learner`).
-"""
+"""How a root module is cut: by its family, or as its own steps show (`learner.Learner`)."""
 
 from __future__ import annotations
 
@@ -35,18 +33,6 @@ class RootCall(NamedTuple):
     dtype: torch.dtype
 
 
-class Planned(NamedTuple):
-    """What a planner says of a call.
-
-    Attributes:
-        structure: equal for calls of one structure, in which a place's comparisons hold.
-        watch: within which the host makes the call; None: it is made like any other.
-    """
-
-    structure: int = 0
-    watch: AbstractContextManager[None] | None = None
-
-
 class Planner:
     """Of a root module that a family describes.
 
@@ -55,12 +41,14 @@ class Planner:
         has_news: whether a plan would differ now.
         why_none: why the module is not cut at the moment.
         left: why graphs did not serve the last call, if that was decided here.
+        structure: equal for calls for which the same comparisons hold.
     """
 
     lesson: LearnedModel | None = None
     has_news: bool = False
     why_none: Reason | None = None
     left: Reason | None = None
+    structure: int = 0
 
     def __init__(self, make_plan: MakePlan) -> None:
         """Set up; nothing is cut."""
@@ -85,13 +73,9 @@ class Planner:
     def begin_run(self) -> None:
         """A run starts."""
 
-    def begin_call(self, call: RootCall, faults: Faults) -> Planned:
-        """Say how a call is to be made."""
-        return Planned()
+    def begin_call(self, call: RootCall, faults: Faults) -> AbstractContextManager[None] | None:
+        """Return the context within which the host makes a call; None: it is like any other."""
+        return None
 
     def end_call(self, declined: Sequence[Reason]) -> None:
-        """Look at the call that was made last.
-
-        Args:
-            declined: why graphs did not serve some of its blocks.
-        """
+        """Look back at the call; `declined`: why graphs did not serve some of its blocks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from types import MappingProxyType
@@ -86,8 +86,6 @@ class Region:
         self.begin_run()
         self._account = account or CallStats()
         self._kind = kind or graph.key
-        self._guests: Guests | None = None
-        self._others: Sequence[Region] = ()
         self._source = source
         self._guard = InputGuard(graph, source.device)
         left = tuple(host_layer.paths(graph.description.module))
@@ -108,6 +106,7 @@ class Region:
             if place.form.beside
             else Verifier(*compared)
         )
+        self.serve(None)
         self._faults = faults
         self._choices = choices
         self._alike = alike
@@ -124,11 +123,6 @@ class Region:
         self.is_compared = False
         self.unsure: Reason | None = None
 
-    @property
-    def graphs(self) -> list[CompiledGraph]:
-        """All graphs that may compute a call here, its own first."""
-        return [self.graph, *(other.graph for other in self._others)]
-
     def serve(self, guests: Guests | None, others: Sequence[Region] = ()) -> None:
         """Say how calls are served from now on.
 
@@ -137,6 +131,7 @@ class Region:
             others: the place's regions for calls that this graph does not accept.
         """
         self._guests, self._others = guests, others
+        self._words: Collection[str] = () if guests is None else guests.words
         self._verifier.others = "" if guests is None else guests.code
 
     def __call__(
@@ -222,7 +217,9 @@ class Region:
                 try:
                     results = _tensors(run())
                 except Exception as error:
-                    return self._failed(error)
+                    if (reason := self._failed(error)) is None:
+                        raise
+                    return self.decline(reason)
                 return self._given(inputs, results)
         except torch.OutOfMemoryError:
             if is_ours():
@@ -260,7 +257,7 @@ class Region:
             sample = Sample(list(ready), True, elements)  # such code may know the call's sizes
         record = None
         if theirs or guests is not None:
-            record = Record(() if guests is None else guests.words, theirs)
+            record = Record(self._words, theirs)
         run = partial(call, [*weights.tensors, *ready])
         del ready
         verifier.record = record
@@ -400,31 +397,14 @@ class Region:
             own_stream=self.graph.key if self._by_stream else None,
         )
 
-    def _context(
-        self,
-        weights: Fetched,
-        options: dict[str, Any] | None = None,
-        live: Mapping[str, Any] | None = None,
-    ) -> using:
+    def _context(self, weights: Fetched, options: Any = None, live: Any = None) -> using:
         """What the graph's operators go by."""
-        before, guests, choices = now(), self._guests, self._choices
+        before, choices = now(), self._choices
         if options is None:
             options, live = before.options, before.arguments
-        return using(
-            CallContext(
-                options,
-                live,
-                self.place.module,
-                choices.products,
-                weights.given,
-                () if guests is None else guests.words,
-                None,
-                choices.attention,
-                self._alike,
-                before.recorder,
-                before.layers_attend,
-            )
-        )
+        own = (options, live, self.place.module, choices.products, weights.given, self._words)
+        rest = (None, choices.attention, self._alike, before.recorder, before.layers_attend)
+        return using(CallContext._make((*own, *rest)))
 
     @property
     def keeps_weights(self) -> bool:
@@ -446,20 +426,24 @@ class Region:
         try:
             return _tensors(run())
         except Exception as error:
-            return self._failed(error)
+            if (reason := self._failed(error)) is None:
+                raise
+            return self.decline(reason)
 
-    def _failed(self, error: Exception) -> Any:
-        """Drop a graph that raised; raise again what is the call's problem, or the host's."""
+    def _failed(self, error: Exception) -> Reason | None:
+        """Drop a graph that raised, for this reason; None: it is the call's problem, or the
+        host's.
+        """
         if isinstance(error, host_layer.UnfitError):
             assert self._guests is not None
-            reason = self.graph.unfit[self._guests.code] = error.reason
-            return self.decline(reason)
+            self.graph.unfit[self._guests.code] = error.reason
+            return error.reason
         if isinstance(error, torch.OutOfMemoryError) or is_ours() or passes(error):
-            raise error
+            return None
         reason = of("failed_running", sort=type(error).__name__, error=error)
         self.graph.drop(reason)
         logger.warning("%s runs at normal speed: %s", self.graph.description.label, reason)
-        return self.decline(reason)
+        return reason
 
     def _given(
         self, inputs: tuple[Any, ...], results: tuple[torch.Tensor, ...], *, by_graph: bool = True

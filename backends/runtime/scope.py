@@ -378,10 +378,10 @@ class Scope:
         step = Step(now, pieces=self.pieces, steps=run_steps(args, kwargs))
         call = self._read(args, kwargs, no_capture or bound.foreign.code)
         others = call if isinstance(call, Reason) else None
-        planned = self.planner.begin_call(RootCall(args, kwargs, others, bound.dtype), self.faults)
-        self.account.structure = planned.structure
-        if planned.watch is not None:
-            return Step(NOTHING_SERVES, watch=planned.watch)
+        watch = self.planner.begin_call(RootCall(args, kwargs, others, bound.dtype), self.faults)
+        self.account.structure = self.planner.structure
+        if watch is not None:
+            return Step(NOTHING_SERVES, watch=watch)
         if isinstance(call, Reason):
             if self.replays is not None:
                 self.replays.decline(call)

@@ -1,6 +1,6 @@
-"""Whether a dictionary has changed, without a look at what is in it.
+"""Whether anything in a dictionary was set or deleted, without a look at what is in it.
 
-Source: torch/csrc/dynamo/guards.cpp, whose guards are about the same, of torch 2.10-2.15.
+Source: torch/csrc/dynamo/guards.cpp of torch 2.10-2.15, whose guards ask the same.
 """
 
 from __future__ import annotations
@@ -12,19 +12,13 @@ from typing import Any
 import torch
 
 
-def _unknown(_: dict[Any, Any]) -> Any:
-    """Say that any dictionary may have changed."""
-    return object()
-
-
 def _found() -> Callable[[dict[Any, Any]], Any]:
     try:
         found: Callable[[dict[Any, Any]], Any] = attrgetter("_dynamo.guards.dict_version")(torch._C)
     except AttributeError:
-        return _unknown
+        return lambda _: object()  # any may have changed
     return found
 
 
-#: Returns what differs once anything in a dictionary was set or deleted; not for what changes
-#: within its values.
+#: Returns what differs once that is so; not once something within a value is.
 version_of = _found()
