@@ -154,7 +154,7 @@ class Fit:
             results: of the region.
             leaves: of the call.
         """
-        if self._is_own:
+        if self._is_own and isinstance(results, tuple) is self._is_row:
             return results
         given = iter(results if isinstance(results, tuple) else (results,))
         for _ in self._way["writes"]:
