@@ -5,7 +5,6 @@ is learned. Each place is compared before its graph's results are used (`beside`
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -36,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 #: From here on a whole number is likelier a size than a choice.
 _FEW = 8
-#: Structures of calls that are known by a number of their own.
+#: Structures of calls that are known at once.
 _MOST_STRUCTURES = 256
 
 
@@ -103,8 +102,8 @@ class Learner(Planner):
         #: Why graphs did not serve the last call; how it was odd, where it was watched for that.
         self._left: Reason | None = None
         self._watched: Reason | None = None
-        self._numbers: dict[Hashable, int] = {}
-        self._count = itertools.count(1)
+        #: What stands for each, quick to compare at each place.
+        self._structures: dict[Hashable, object] = {}
         self._folders: Sequence[Path] = ()
         self.lesson: LearnedModel | None = None
 
@@ -185,7 +184,9 @@ class Learner(Planner):
 
     def begin_call(self, call: RootCall, faults: Faults) -> AbstractContextManager[None] | None:
         structure, others = structure_of_call(call, self._unread | NODES), call.others
-        self._last, self.structure = structure, self._number(structure)
+        if len(self._structures) >= _MOST_STRUCTURES:
+            self._structures.clear()
+        self._last, self.structure = structure, self._structures.setdefault(structure, object())
         if self._is_to_be_watched(structure, faults):
             watch = None
             if others is not None and others.capture_only:
@@ -208,14 +209,6 @@ class Learner(Planner):
             ways.remove(NOT_CALLED)
         if ways:
             self._odd[self._last] = ways[0]
-
-    def _number(self, structure: Hashable) -> int:
-        """A number for a structure, cheap to compare at each place."""
-        if structure not in self._numbers:
-            if len(self._numbers) >= _MOST_STRUCTURES:
-                self._numbers.clear()
-            self._numbers[structure] = next(self._count)
-        return self._numbers[structure]
 
     # --- learning -------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ class Planner:
     has_news: bool = False
     why_none: Reason | None = None
     left: Reason | None = None
-    structure: int = 0
+    structure: object = None
 
     def __init__(self, make_plan: MakePlan) -> None:
         """Set up; nothing is cut."""
