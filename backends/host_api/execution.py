@@ -101,8 +101,8 @@ def _recording() -> Any:
     paused; our own object where the host does not say.
     """
     prefetch = sys.modules.get("comfy.model_prefetch")
-    if prefetch is None or not callable(getattr(prefetch, "pause_malloc_graph", None)):
-        return None
+    if prefetch is None or not callable(vars(prefetch).get("pause_malloc_graph")):
+        return None  # asked at each place, where `getattr` of what is not there takes longer
     graphs = getattr(prefetch, "MALLOC_GRAPHS", None)
     if not isinstance(graphs, dict):
         return _UNKNOWN
