@@ -11,7 +11,7 @@ from ..host_api.models import LatentScale, loaded_model
 from ..host_api.patcher import call_back
 from ..reasons import Reason
 from ..runtime.bound import Placement
-from ..runtime.scope import MakePlan
+from ..runtime.planner import MakePlan
 from ..runtime.session import Card, Session
 
 KEY = "warmgraph"

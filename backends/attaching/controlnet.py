@@ -22,7 +22,8 @@ from ..plans.plan import Plan
 from ..reasons import Reason, of
 from ..runtime.bound import Placement
 from ..runtime.faults import STEP
-from ..runtime.scope import MakePlan, Scope
+from ..runtime.planner import MakePlan, Planner
+from ..runtime.scope import Scope
 from ..runtime.session import Session
 from .attached import Note, Runs
 
@@ -118,9 +119,9 @@ class _Hold:
         session, control = self.session, self._control()
         if controlnets.is_per_run(type(control)):
             if self._own is None:
-                self._own = session.scope.faults.spare(
-                    STEP, "preparing a ControlNet", session.scope.over, module, plan_model
-                )
+                copy = partial(session.scope.copy, planner=Planner(plan_model), for_one_run=True)
+                faults = session.scope.faults
+                self._own = faults.spare(STEP, "preparing a ControlNet", copy, module, module)
             if self._own is not None:
                 session.scope = self._own  # the host rebuilt the network
         card, not_ours = None, None

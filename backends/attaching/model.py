@@ -15,7 +15,7 @@ from ..host_api import patcher as host
 from ..reasons import Reason
 from ..runtime.bound import Placement
 from ..runtime.faults import STEP, TELLING
-from ..runtime.scope import MakePlan
+from ..runtime.planner import MakePlan
 from ..runtime.session import Session
 from ..several_cards.order import around_batch
 from .attached import KEY, Note, Runs, when_unloaded

@@ -23,7 +23,8 @@ from ..plans.plan import Plan
 from ..reasons import Reason, of
 from ..runtime.bound import Placement
 from ..runtime.faults import STEP
-from ..runtime.scope import MakePlan, Scope
+from ..runtime.planner import MakePlan
+from ..runtime.scope import Scope
 from ..runtime.session import Card, Session
 from .attached import KEY, Note, Runs, when_unloaded
 

@@ -12,7 +12,6 @@ import torch
 from ..contract import InputSpec
 from ..host_api.options import PATCHES, UNREAD
 from ..operators import host_attention, live_arguments
-from ..operators.call_context import using
 from ..plans.binding import OR_NONE, Arguments, Forward, Use
 from ..plans.plan import Call, Form, Place, Plan, dispatch_one, unknown_layer
 from ..plans.symbols import SYMBOLS as SYMBOLS
@@ -64,8 +63,10 @@ class Attending(Form):
         return changed(options)
 
     def serve(self, call: Call, options: Options, *inputs: Any) -> Any:
-        """Compute a place from a call's arguments; None if the host must."""
-        return serve(call, self.changed(options), options, *inputs)
+        """Compute a place of what is taken of a call; None where the host must."""
+        if (reason := self.changed(options)) is not None:
+            return call.decline(reason)
+        return call(*inputs, options={} if options is None else options)
 
 
 class LastLayer(Form):
@@ -178,8 +179,7 @@ def serve(
     """
     if reason is not None:
         return call.decline(reason)
-    with using(options={} if options is None else options, arguments=live or {}):
-        return call(*inputs)
+    return call(*inputs, options={} if options is None else options, live=live or {})
 
 
 def split(joint: torch.Tensor, axis: int, *lengths: int) -> list[torch.Tensor]:

@@ -71,8 +71,6 @@ class _Paused(threading.local):
 
 _paused = _Paused()
 _UNKNOWN = object()
-
-
 _NOTHING = contextlib.nullcontext()
 
 
@@ -81,14 +79,9 @@ def pause_host_compiler() -> AbstractContextManager[None]:
     foreign allocations as faults. Nested pauses are one, since the host would resume at the inner
     end.
     """
-    return host_compiler_pause() or _NOTHING
-
-
-def host_compiler_pause() -> AbstractContextManager[None] | None:
-    """The same; None where there is nothing to pause."""
     recording = _recording()
     if recording is None or recording in _paused.now:
-        return None
+        return _NOTHING
     return _pausing(recording)
 
 
@@ -105,8 +98,8 @@ def _pausing(recording: Any) -> Iterator[None]:
 def _recording() -> Any:
     """The host's recording in this thread; None if none; our own object if it does not say."""
     prefetch = sys.modules.get("comfy.model_prefetch")
-    if prefetch is None or not callable(getattr(prefetch, "pause_malloc_graph", None)):
-        return None
+    if prefetch is None or not callable(vars(prefetch).get("pause_malloc_graph")):
+        return None  # asked at each place, where `getattr` of what is not there takes longer
     graphs = getattr(prefetch, "MALLOC_GRAPHS", None)
     if not isinstance(graphs, dict):
         return _UNKNOWN

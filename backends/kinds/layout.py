@@ -7,7 +7,7 @@ only to images and videos, of four and five dimensions; everything else is conti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,22 @@ from ..contract import CONTIGUOUS as CONTIGUOUS
 #: In bytes, of the addresses of what a graph takes.
 ALIGNMENT = 16
 
+#: What it depends on of a region's inputs whether a graph takes them.
+InputForm = tuple[Any, ...]
+
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def form_of(inputs: Sequence[Any]) -> InputForm:
+    """Return the form of a call's inputs: of tensors everything but their values."""
+    return tuple(
+        [
+            (v.shape, v.stride(), v.dtype, v.device, v.data_ptr() % ALIGNMENT)
+            if type(v) is torch.Tensor
+            else (type(v), v if isinstance(v, int) else None)
+            for v in inputs
+        ]
+    )
 
 
 def is_laid_out(tensor: torch.Tensor, layout: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
@@ -21,6 +21,7 @@ from ..host_api import attention, kitchen, layers
 from ..plans.describe import describe_module
 from ..reasons import Reason, of
 from ..storing.canonical_json import canonical_json
+from ..torch_api.dicts import version_of
 from .values import is_same, name_of
 
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
@@ -177,28 +178,44 @@ class ReadAttributes:
         #: Of each layer all of its attributes, how many there are, and those that are read. What
         #: has come since may be asked for by its name, too.
         self._parts = []
+        #: Those of them that are containers, with their contents.
+        self._held = []
         for part in block.modules():
+            attributes = part.__dict__
             read = [
-                (name, value, frozen(value) if _holds(value) else None)
-                for name, value in part.__dict__.items()
+                (name, value)
+                for name, value in attributes.items()
                 if name in wanted and (name[0] != "_" or isinstance(value, _COMPARED))
             ]
-            count = None if layers.is_operator(part) else _count(part.__dict__)
-            self._parts.append((part.__dict__, count, read))
+            self._held += [(attributes, n, frozen(value)) for n, value in read if _holds(value)]
+            plain = [(name, value) for name, value in read if not _holds(value)]
+            count = None if layers.is_operator(part) else _count(attributes)
+            self._parts.append((attributes, count, plain))
+        #: The attributes of the layers within the block; whoever is called sets the block's own.
+        self._within = [attributes for attributes, *_ in self._parts[1:]]
+        self._versions: list[Any] = [None] * len(self._within)
 
     def have_changed(self) -> bool:
         """Tell whether any of them has changed, is gone or new; called at each call."""
-        for attributes, count, values in self._parts:
-            for name, before, held in values:
-                now = attributes.get(name, self)
-                if held is not None:
-                    if frozen(now) != held:
-                        return True
-                elif now is not before and not _is_same(before, now):
-                    return True
-            if count is not None and _count(attributes) != count:
+        if self._differ(*self._parts[0]):
+            return True
+        now = list(map(version_of, self._within))
+        if now != self._versions:
+            pairs = zip(self._parts[1:], now, self._versions, strict=True)
+            if any(new != old and self._differ(*part) for part, new, old in pairs):
                 return True
-        return False
+            self._versions = now
+        return any(frozen(each.get(name, self)) != held for each, name, held in self._held)
+
+    def _differ(
+        self, attributes: dict[str, Any], count: int | None, read: Sequence[tuple[str, Any]]
+    ) -> bool:
+        """Tell whether attributes of one layer have changed, apart from containers."""
+        for name, before in read:
+            now = attributes.get(name, self)
+            if now is not before and not _is_same(before, now):
+                return True
+        return count is not None and _count(attributes) != count
 
 
 def _holds(value: Any) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ..plans.family import Family
-from ..plans.plan import Dispatch, Place, Plan, dispatch_several, first_of
-from ..reasons import Reason, of
+from ..plans.plan import Dispatch, Place, Plan, dispatch_several
+from ..reasons import Reason
 from .blocks import ReadAttributes
 from .form import Learned, serve
 from .values import name_of
@@ -45,17 +45,10 @@ def _dispatch(
         Place(name if number == 0 else f"{name}:{number}", block, form)
         for number, (form, _) in enumerate(ways)
     ]
-    idle = {form.name: dict(numbers) for form, numbers in ways}
     forms = [form for form, _ in ways]
     read = ReadAttributes(block, {n for each in forms for n in each.way["reads"]["attributes"]})
-
-    def compute(calls: Any, *taken: Any) -> Any:
-        # By the model's code, which may do so between two steps.
-        if torch.get_default_dtype() is not torch.float32 or read.have_changed():
-            return first_of(calls).decline(of("learned_settings_now"))
-        return serve(forms, calls, idle, *taken)
-
-    return dispatch_several(places, compute, apart=True)
+    idle = [dict(numbers) for _, numbers in ways]
+    return dispatch_several(places, partial(serve, forms, idle, read), apart=True)
 
 
 def reason_of(problem: Mapping[str, Any]) -> Reason:

@@ -11,6 +11,7 @@ import torch
 
 from ..errors import LearnError
 from ..host_api.options import ATTENTION, PATCHES, REPLACEMENTS
+from ..kinds.layout import InputForm, form_of
 from ..reasons import Reason, of
 from .calls import memory
 from .notes import BARE, LIVE
@@ -28,6 +29,9 @@ from .values import (
 )
 from .ways import INT, Way
 
+#: Forms of inputs that are remembered.
+_MOST_FORMS = 64
+
 
 class Fitted(NamedTuple):
     """A call that is made in a way.
@@ -35,12 +39,14 @@ class Fitted(NamedTuple):
     Attributes:
         inputs: of the region.
         leaves: of the call.
-        options: of the step.
+        options: that its attention gets.
+        form: of the inputs; None where they were cut out of the leaves.
     """
 
     inputs: list[Any]
     leaves: list[Any]
     options: dict[str, Any]
+    form: InputForm | None
 
 
 class _OtherError(Exception):
@@ -58,10 +64,14 @@ class Fit:
         """
         self._way, self._leaves = way, way["leaves"]
         arguments = sorted(way["arguments"], key=lambda each: each[0] != OPTIONS)
-        #: As they are taken (`plans.binding`): what stands for each, name, and template.
-        self._arguments = [(each[0], name, each) for name, each in arguments]
+        #: As they are taken (`plans.binding`), each sort by itself: a call takes microseconds.
+        taken = [(at, each, name) for at, (name, each) in enumerate(arguments)]
+        self._takes_options = taken[0][1] == ["options"]
+        self._direct = [(at, each[1]) for at, each, _ in taken if each[0] == "leaf"]
+        self._absent = [(at, name) for at, each, name in taken if each == ["plain", None]]
+        known = {at for at, _ in (*self._direct, *self._absent)}.union(range(self._takes_options))
+        self._others = [each for each in taken if each[0] not in known]
         self._carriers = {name: (leaf, axis) for name, leaf, axis in way["carriers"]}
-        #: Each sort of leaf by itself, and sizes with their ranges: a call takes microseconds.
         self._tensors = [
             (i, len(leaf["dims"]), leaf["in"])
             for i, leaf in enumerate(self._leaves)
@@ -78,18 +88,25 @@ class Fit:
             if name in self._carriers
         ]
         self._order = [(i, piece, "axis" in self._leaves[i]) for i, piece in way["order"]]
+        self._inputs = [i for i, _ in way["order"]]
         self._joint = [i for i, leaf in enumerate(self._leaves) if "axis" in leaf]
+        #: Forms of inputs by which their sizes are right.
+        self._good: set[InputForm] = set()
         reads = way["reads"]
         self._options, self._whole = reads["options"], frozenset(reads["whole"])
         self._idle = reads["idle"]
         self._patches, self._writes = reads["patches"], way["writes"]
         self._is_live = way["attends"] in (LIVE, BARE)
+        self._gives_options = way["attends"] == LIVE
         self._same = same = way["same"]
         row = ["tuple", [["leaf", i] for i in range(len(same))]]
         #: Whether a block gives a plain tuple.
         self._is_row = way["results"] == row
-        #: Where the results go, unless the region's own are all of it.
-        self._is_own = not way["writes"] and same == [-1] and way["results"] == ["leaf", 0]
+        is_own = not way["writes"] and all(at < 0 for at in same)
+        #: Whether a block gives just what its region does: a tensor, or a plain tuple of several.
+        self._is_own = is_own and (
+            way["results"] == ["leaf", 0] if len(same) == 1 else self._is_row
+        )
 
     def of_call(self, taken: Sequence[Any], idle: Mapping[int, int]) -> Fitted | Reason:
         """Return what a region takes of a call; or why the host must make it.
@@ -99,24 +116,36 @@ class Fit:
             idle: the place's ignored numbers by leaf, as they were.
         """
         leaves: list[Any] = [None] * len(self._leaves)
-        options: list[dict[str, Any]] = []
+        found: list[Any] = [taken[0]] if self._takes_options else []
+        form = None
         try:
-            for (tag, name, template), value in zip(self._arguments, taken, strict=True):
-                if tag == "leaf":
-                    leaves[template[1]] = value
-                    if not isinstance(value, (torch.Tensor, int)):
-                        raise _OtherError(name)
-                elif value is not None or tag != "plain" or template[1] is not None:
-                    _fill(template, value, leaves, options, name)
-            given = options[0] if options else {}
-            if (problem := self._problem(given)) is not None:
+            if self._takes_options and not isinstance(taken[0], dict):
+                raise _OtherError(OPTIONS)
+            for at, i in self._direct:
+                leaves[i] = taken[at]
+            for at, name in self._absent:
+                if taken[at] is not None:
+                    raise _OtherError(name)
+            for at, template, name in self._others:
+                _fill(template, taken[at], leaves, found, name)
+            options = found[0] if found else {}
+            if (problem := self._problem(options)) is not None:
                 return problem
-            self._compare(leaves, idle)
-            cut = {i: self._cut(leaves, i) for i in self._joint}
-            inputs = [cut[i][piece] if is_cut else leaves[i] for i, piece, is_cut in self._order]
+            if not self._joint:
+                inputs = [leaves[i] for i in self._inputs]
+                form = form_of(inputs)
+            if form is None or form not in self._good:
+                self._compare_sizes(leaves)
+            if self._numbers or self._writes:
+                self._compare(leaves, idle)
+            if form is None:
+                cut = {i: self._cut(leaves, i) for i in self._joint}
+                inputs = [cut[i][at] if is_cut else leaves[i] for i, at, is_cut in self._order]
+            elif len(self._good) < _MOST_FORMS:
+                self._good.add(form)
         except _OtherError as error:
             return of("learned_another", name=error)
-        return Fitted(inputs, leaves, given)
+        return Fitted(inputs, leaves, options if self._gives_options else {}, form)
 
     def unpacked(self, results: Any, leaves: Sequence[Any]) -> Any:
         """Return what the host's block would.
@@ -125,7 +154,7 @@ class Fit:
             results: of the region.
             leaves: of the call.
         """
-        if self._is_own and isinstance(results, torch.Tensor):
+        if self._is_own and isinstance(results, tuple) is self._is_row:
             return results
         given = iter(results if isinstance(results, tuple) else (results,))
         for _ in self._way["writes"]:
@@ -174,21 +203,24 @@ class Fit:
             return of("learned_attention")
         return None
 
-    def _compare(self, leaves: Sequence[Any], idle: Mapping[int, int]) -> None:
+    def _compare_sizes(self, leaves: Sequence[Any]) -> None:
+        """Compare what the form of the inputs tells."""
         for i, rank, name in self._tensors:
             value = leaves[i]
             if type(value) is not torch.Tensor or value.dim() != rank:
                 raise _OtherError(name)
+        for name, at, axis, low, high in self._ranges:
+            size = leaves[at] if axis < 0 else leaves[at].shape[axis]
+            if not low <= size <= high:
+                raise _OtherError(name)
+
+    def _compare(self, leaves: Sequence[Any], idle: Mapping[int, int]) -> None:
         for i, size, number, name in self._numbers:
             value = leaves[i]
             wanted = value if number is None else number
             if size is not None:
                 wanted = leaves[size[0]].shape[size[1]]
             if type(value) is not int or value != wanted or idle.get(i, value) != value:
-                raise _OtherError(name)
-        for name, at, axis, low, high in self._ranges:
-            size = leaves[at] if axis < 0 else leaves[at].shape[axis]
-            if not low <= size <= high:
                 raise _OtherError(name)
         if self._writes:
             memories = list(map(memory, leaves))
@@ -219,9 +251,7 @@ def _place(leaves: Sequence[Any], value: Any) -> int:
     return next((i for i, leaf in enumerate(leaves) if leaf is value), -1)
 
 
-def _fill(
-    template: Template, value: Any, leaves: list[Any], options: list[dict[str, Any]], name: str
-) -> None:
+def _fill(template: Template, value: Any, leaves: list[Any], options: list[Any], name: str) -> None:
     """Find the leaves of an argument, and check that all else is equal."""
     tag, *content = template
     if tag == "leaf":

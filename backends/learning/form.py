@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,11 +10,10 @@ import torch
 
 from ..contract import InputSpec, Symbol
 from ..operators import host_attention
-from ..operators.call_context import using
-from ..plans.binding import TAKEN, Arguments, Beside, Forward
+from ..plans.binding import TAKEN, Arguments, Beside
 from ..plans.plan import Call, Form, first_of
 from ..reasons import Reason, of
-from .blocks import all_read
+from .blocks import ReadAttributes, all_read
 from .calls import by_position
 from .fitting import Fit
 from .notes import BARE, LIVE
@@ -122,40 +121,45 @@ class Learned(Form):
                 found[i] = inputs[self._position[at, 0]].shape[axis]
         return found
 
-    def serving(self, call: Call, module: Any) -> Forward:
-        return partial(serve, [self], [call], {})
-
 
 def serve(
-    forms: Sequence[Learned], calls: Sequence[Call | None], idle: dict[str, Any], *taken: Any
+    forms: Sequence[Learned],
+    idle: Sequence[Mapping[int, int]],
+    read: ReadAttributes,
+    calls: Sequence[Call | None],
+    *taken: Any,
 ) -> Any:
     """Compute a block from what is taken of a call, in the first way that fits; None if the host
     must.
 
     Args:
         forms: of the ways.
+        idle: the place's ignored numbers for each form: they must be equal at each call.
+        read: what is read of the block's attributes.
         calls: that run each form; None for forms without a graph, but not for all.
-        idle: by a form's name, the place's ignored numbers: they must be equal at each call.
         taken: the arguments, the step's options first where the block takes them.
     """
+    # By the model's code, which may do so between two blocks.
+    if torch.get_default_dtype() is not torch.float32 or read.have_changed():
+        return first_of(calls).decline(of("learned_settings_now"))
     reasons: list[Reason] = []
-    for form, call in zip(forms, calls, strict=True):
-        fitted = form._fit.of_call(taken, idle.get(form.name, {}))
+    for form, numbers, call in zip(forms, idle, calls, strict=True):
+        fit = form._fit
+        fitted = fit.of_call(taken, numbers)
         if isinstance(fitted, Reason):
             reasons.append(fitted)
             continue
         if call is None:
             reasons.insert(0, of("learned_no_graph"))
             break
-        options = fitted.options if form.way["attends"] == LIVE else {}
-        with using(options=options, arguments={}):
-            results = call(*fitted.inputs)
+        inputs, leaves, options, shape = fitted
+        results = call(*inputs, options=options, form=shape)
         if results is None:
             return None
         if isinstance(results, Beside):
-            results.parted = partial(form._fit.parted, leaves=fitted.leaves)
+            results.parted = partial(fit.parted, leaves=leaves)
             return results
-        return form._fit.unpacked(results, fitted.leaves)
+        return fit.unpacked(results, leaves)
     return first_of(calls).decline(reasons[0])
 
 

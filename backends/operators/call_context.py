@@ -131,19 +131,19 @@ def options_of_step() -> dict[str, Any]:
 class using:  # noqa: N801, no generator: it is entered for each block
     """Until this ends, let operators go by these fields; the others stay."""
 
-    __slots__ = ("_before", "_fields")
+    __slots__ = ("_before", "_context")
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, context: CallContext | None = None, **fields: Any) -> None:
         """Set up.
 
         Args:
+            context: all fields, from a caller to whom time counts.
             fields: of `CallContext`.
         """
-        self._fields = fields
+        self._context = _thread.context._replace(**fields) if context is None else context
 
     def __enter__(self) -> None:
-        self._before = _thread.context
-        _thread.context = self._before._replace(**self._fields)
+        self._before, _thread.context = _thread.context, self._context
 
     def __exit__(self, *_: object) -> None:
         _thread.context = self._before

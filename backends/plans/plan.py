@@ -37,10 +37,11 @@ Placed = tuple[torch.nn.Module, str, Callable[..., Any]]
 
 class Call(Protocol):
     """Runs one region on live activations: returns what its `Form.reference` would, or None if the
-    host must, or a `Beside` for a form that is compared so.
+    host must, or a `Beside` for a form that is compared so. `brought`: `options` and `live` of a
+    block that attends (`call_context`); `form` of the inputs, where known.
     """
 
-    def __call__(self, *inputs: Any) -> Any: ...
+    def __call__(self, *inputs: Any, **brought: Any) -> Any: ...
 
     def decline(self, reason: Reason) -> Any:
         """Note why the host makes this call; returns None."""

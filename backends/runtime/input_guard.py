@@ -10,7 +10,7 @@ import torch
 
 from ..contract import InputSpec, RegionSpec, Symbol
 from ..graphs.compiled_graph import CompiledGraph
-from ..kinds.layout import ALIGNMENT, aligned
+from ..kinds.layout import InputForm, aligned
 from ..reasons import Reason, of
 from ..weights.source import same_device
 from .specializations import ROWED, WIDE, GuardFailure
@@ -21,20 +21,6 @@ MAX_ELEMENTS = 2**31 - 1
 MAX_KNOWN = 64
 
 _TOO_LARGE = of("too_many_elements")
-#: The properties of all inputs on which it depends whether a graph accepts a call.
-Form = tuple[Any, ...]
-
-
-def form_of(inputs: Sequence[Any]) -> Form:
-    """Return the form of a call's inputs."""
-    return tuple(
-        [
-            (v.shape, v.stride(), v.dtype, v.device, v.data_ptr() % ALIGNMENT)
-            if type(v) is torch.Tensor
-            else (type(v), v if isinstance(v, int) else None)
-            for v in inputs
-        ]
-    )
 
 
 class InputGuard:
@@ -55,9 +41,9 @@ class InputGuard:
         self._is_wide = description.wide
         self._work = 1 if graph.loaded is None else math.ceil(graph.loaded.work)
         #: The largest tensor's elements by form, of calls whose inputs are taken as they come.
-        self.good: dict[Form, int] = {}
+        self.good: dict[InputForm, int] = {}
 
-    def misfit(self, inputs: Sequence[Any], form: Form) -> GuardFailure | None:
+    def misfit(self, inputs: Sequence[Any], form: InputForm) -> GuardFailure | None:
         """Say why the graph does not take a call; None: it does."""
         if form in self.good:
             return None
@@ -68,7 +54,7 @@ class InputGuard:
             return GuardFailure(_TOO_LARGE, WIDE)
         return None
 
-    def made_ready(self, inputs: Sequence[Any], form: Form) -> tuple[list[Any], int]:
+    def made_ready(self, inputs: Sequence[Any], form: InputForm) -> tuple[list[Any], int]:
         """Return an accepted call's inputs as the graph reads them, and the elements of its largest
         tensor.
         """

@@ -5,9 +5,9 @@ is learned. Each place is compared before its graph's results are used (`beside`
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +28,26 @@ from ..plans.plan import FORWARD, Plan
 from ..reasons import Reason, of
 from .faults import LEARNING, Faults
 from .placing import Placing
-from .specializations import NOT_CALLED, CallStats
+from .planner import Planner, RootCall
+from .specializations import NOT_CALLED
 
 logger = logging.getLogger(__name__)
 
 #: From here on a whole number is likelier a size than a choice.
 _FEW = 8
-#: Structures of calls that are known by a number of their own.
+#: Structures of calls that are known at once.
 _MOST_STRUCTURES = 256
 
 
-def structure_of_call(
-    args: Sequence[Any], kwargs: Mapping[str, Any], unread: frozenset[str]
-) -> Hashable:
+def structure_of_call(call: RootCall, unread: frozenset[str]) -> Hashable:
     """Return a name, equal for calls that differ only in sizes and numbers. Sizes of 1 and small
     whole numbers count as different, because code often branches on them.
 
     Args:
         unread: options that the model's forward does not read.
     """
-    positional = tuple(_form(value, unread) for value in args)
-    return positional, tuple((name, _form(value, unread)) for name, value in kwargs.items())
+    positional = tuple(_form(value, unread) for value in call.args)
+    return positional, tuple((name, _form(value, unread)) for name, value in call.kwargs.items())
 
 
 def _form(value: Any, unread: frozenset[str], within: bool = False) -> Hashable:
@@ -70,7 +69,7 @@ def _form(value: Any, unread: frozenset[str], within: bool = False) -> Hashable:
     return type(value).__qualname__
 
 
-class Learner:
+class Learner(Planner):
     """Learns one root module that no family describes."""
 
     def __init__(
@@ -103,13 +102,12 @@ class Learner:
         #: Why graphs did not serve the last call; how it was odd, where it was watched for that.
         self._left: Reason | None = None
         self._watched: Reason | None = None
-        self._numbers: dict[Hashable, int] = {}
-        self._count = itertools.count(1)
+        #: What stands for each, quick to compare at each place.
+        self._structures: dict[Hashable, object] = {}
         self._folders: Sequence[Path] = ()
         self.lesson: LearnedModel | None = None
 
     def elsewhere(self, root: torch.nn.Module, model: Any) -> Learner:
-        """Return one for a copy of the module with its own weights."""
         return Learner(root, model, self._lessons, self._is_on, may_ask=self._may_ask)
 
     def look(self, folders: Sequence[Path]) -> None:
@@ -128,7 +126,6 @@ class Learner:
         return self.lesson
 
     def let_go(self) -> None:
-        """Drop the module and its weights, which the host no longer uses."""
         self._root, self._model = torch.nn.Module(), None
 
     def _known(self) -> Known:
@@ -137,12 +134,11 @@ class Learner:
         return self.lesson.known
 
     @property
-    def has_news(self) -> bool:
-        """Whether a plan would differ now."""
+    def has_news(self) -> bool:  # type: ignore[override]
         now, planned = self._known(), self._planned
         return planned is None or (now.record, now.problem) != (planned.record, planned.problem)
 
-    def plan(self) -> Plan | Reason:
+    def plan(self, root: torch.nn.Module) -> Plan | Reason:
         """Cut the model as it was learned, or say why it is not cut."""
         known = self._known()
         if known.problem is None and not self.has_news:  # then its code may have changed
@@ -154,10 +150,10 @@ class Learner:
         if (reason := self.why_none) is not None:
             return reason
         assert self._planned.record is not None
-        return plan_model(self._root, self._planned.record)
+        return plan_model(root, self._planned.record)
 
     @property
-    def why_none(self) -> Reason | None:
+    def why_none(self) -> Reason | None:  # type: ignore[override]
         """Why the model is not cut as it was learned at the moment; None if it is."""
         planned, now = self._planned, self._known()
         if planned is not None and planned.problem is not None:
@@ -171,7 +167,7 @@ class Learner:
         return of("learned_first") if self._may_ask else of("learned_nowhere")
 
     @property
-    def left(self) -> Reason | None:
+    def left(self) -> Reason | None:  # type: ignore[override]
         """Why graphs did not serve the last call, if that was decided here. It need not hold for
         the next call: the watched step may have been learned meanwhile.
         """
@@ -184,63 +180,37 @@ class Learner:
     # --- a run --------------------------------------------------------------------------------
 
     def begin_run(self) -> None:
-        """A run starts."""
         self._left = self._watched = None
 
-    def step(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        others: Reason | None,
-        dtype: torch.dtype,
-        faults: Faults,
-        account: CallStats,
-    ) -> contextlib.AbstractContextManager[None] | None:
-        """Return the context within which a call is watched; None: it is made like any other.
-
-        Args:
-            others: why the call cannot be identified by its arguments.
-            dtype: that the model computes in.
-            faults: of the model.
-            account: what its regions count and read.
-        """
-        self._look_back(account.declined)
-        structure = structure_of_call(args, kwargs, self._unread | NODES)
-        self._last, account.structure = structure, self._number(structure)
+    def begin_call(self, call: RootCall, faults: Faults) -> AbstractContextManager[None] | None:
+        structure, others = structure_of_call(call, self._unread | NODES), call.others
+        if len(self._structures) >= _MOST_STRUCTURES:
+            self._structures.clear()
+        self._last, self.structure = structure, self._structures.setdefault(structure, object())
         if self._is_to_be_watched(structure, faults):
             watch = None
             if others is not None and others.capture_only:
-                is_plain = structure_of_call(args, kwargs, self._unread) == structure
+                is_plain = structure_of_call(call, self._unread) == structure
                 others = None if is_plain else others
             if others is None:
-                watch = faults.spare(LEARNING, "watching a step", self._watch, args, kwargs)
+                watch = faults.spare(LEARNING, "watching a step", self._watch, call)
             if watch is not None:
                 self._watched = self._odd.get(structure)
-                return watch(dtype, faults)
+                return watch(faults)
             self._left = None if others is None else of("learned_unseen", why=others)
         elif self._left is not None and self.lesson is not None and self.lesson.known.record:
             self._left = None
         self._watched = None
         return None
 
-    def _number(self, structure: Hashable) -> int:
-        """A number for a structure, cheap to compare at each place."""
-        if structure not in self._numbers:
-            if len(self._numbers) >= _MOST_STRUCTURES:
-                self._numbers.clear()
-            self._numbers[structure] = next(self._count)
-        return self._numbers[structure]
-
-    # --- learning -------------------------------------------------------------------------------
-
-    def _look_back(self, declined: dict[str, Reason]) -> None:
-        """Note whether the previous call showed another way, or other blocks."""
-        ways = [each for each in declined.values() if each.other_way]
+    def end_call(self, declined: Sequence[Reason]) -> None:
+        ways = [each for each in declined if each.other_way]
         if NOT_CALLED in ways and not self._has_uncalled():
             ways.remove(NOT_CALLED)
-        declined.clear()
-        if reason := next(iter(ways), None):
-            self._odd[self._last] = reason
+        if ways:
+            self._odd[self._last] = ways[0]
+
+    # --- learning -------------------------------------------------------------------------------
 
     def _has_uncalled(self) -> bool:
         record = None if self._planned is None else self._planned.record
@@ -255,14 +225,12 @@ class Learner:
         wanted = lesson.known.record is None or structure in self._odd
         return wanted and lesson.may_be_watched and faults.of(LEARNING) is None
 
-    def _watch(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Callable[..., contextlib.AbstractContextManager[None]] | None:
+    def _watch(self, call: RootCall) -> Callable[[Faults], AbstractContextManager[None]] | None:
         """Begin to watch a call; None if nothing can be learned from it."""
         method = getattr(bound_forward(self._root), "__name__", FORWARD)
         names = names_of(getattr(type(self._root), method))
         try:
-            facts = {**write_down(args, kwargs, names), "method": method}
+            facts = {**write_down(call.args, call.kwargs, names), "method": method}
             watcher = Watcher(self._root)
         except LearnError as error:
             assert self.lesson is not None
@@ -272,14 +240,14 @@ class Learner:
             return None
 
         @contextlib.contextmanager
-        def watching(dtype: torch.dtype, faults: Faults) -> Iterator[None]:
+        def watching(faults: Faults) -> Iterator[None]:
             placing = Placing()
             placing.replace(watcher.placed())
             try:
                 yield
             finally:
                 placing.replace(())
-            faults.spare(LEARNING, "learning from a step", self._teach, watcher, facts, dtype)
+            faults.spare(LEARNING, "learning from a step", self._teach, watcher, facts, call.dtype)
 
         return watching
 

@@ -4,7 +4,7 @@ regions whose graphs are ready.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import torch
 from ..cuda_graphs.pieces import Pieces
 from ..cuda_graphs.replays import Replays
 from ..cuda_graphs.signatures import CallValues, arithmetic
+from ..reasons import Reason
 from ..weights.addresses import AddressBook
 from .dispatcher import NOTHING_SERVES, Dispatcher, ForwardSet
 from .faults import CAPTURES, Faults
@@ -29,10 +30,12 @@ class Made(NamedTuple):
         result: of the call.
         how: by graphs of regions (`COMPILED`), by replaying the host's own forward (`EXACT`), or by
             none of our code (`EAGER`); None where its time is not meaningful.
+        declined: why graphs did not serve some of its blocks.
     """
 
     result: Any
     how: str | None
+    declined: Sequence[Reason] = ()
 
 
 class Step(NamedTuple):
@@ -89,17 +92,19 @@ class Making:
         """
         account = self._account
         before, beside = account.calls, account.beside
+        account.declined.clear()
         self._dispatcher.made_with = step.serving
         result, form = self._replayed(root, host, plain, step)
+        declined = tuple(account.declined.values())
         if account.beside > beside:
-            return Made(result, None)  # graphs computed what the host did, too
-        if form is None:
-            if account.calls > before:
-                return Made(result, COMPILED)
-            if self._dispatcher.made_with.regions and not account.declined:
-                account.declined[NOT_CALLED.key] = NOT_CALLED
-            return Made(result, EAGER)
-        return Made(result, EXACT if form == EXACT else COMPILED)
+            return Made(result, None, declined)  # graphs computed what the host did, too
+        if form is not None:
+            return Made(result, EXACT if form == EXACT else COMPILED, declined)
+        if account.calls > before:
+            return Made(result, COMPILED, declined)
+        if self._dispatcher.made_with.regions and not declined:
+            declined = (NOT_CALLED,)
+        return Made(result, EAGER, declined)
 
     def _replayed(
         self, root: torch.nn.Module, host: Callable[..., Any], plain: Callable[[], Any], step: Step

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,11 +17,12 @@ from ..cuda_graphs.piece import Call as GraphCall
 from ..cuda_graphs.pieces import Pieces, PlaceCall
 from ..graphs.compiled_graph import CompiledGraph
 from ..host_api import formats
-from ..host_api.execution import check_cancelled, host_compiler_pause, is_interrupt, passes
+from ..host_api.execution import check_cancelled, is_interrupt, passes, pause_host_compiler
 from ..host_api.options import ATTENTION
+from ..kinds.layout import InputForm, form_of
 from ..kinds.tolerance import Outcome
 from ..operators import host_attention, host_layer, live_arguments
-from ..operators.call_context import options_of_step, using
+from ..operators.call_context import CallContext, now, options_of_step, using
 from ..operators.recorded import Record
 from ..plans.plan import Place
 from ..reasons import Reason, of
@@ -28,7 +30,7 @@ from ..torch_api import surroundings
 from ..weights.fetching import Fetched, ModelWeights, RegionWeights
 from .beside import ByHost, Inputs, laid, laid_otherwise, order_of
 from .faults import Faults
-from .input_guard import Form, InputGuard, form_of
+from .input_guard import InputGuard
 from .specializations import UNROUNDED, CallStats, GuardFailure
 from .verification import Verification
 from .verifier import Sample, Verifier
@@ -82,8 +84,6 @@ class Region:
         self.begin_run()
         self._account = account or CallStats()
         self._kind = kind or graph.key
-        self._guests: Guests | None = None
-        self._others: Sequence[Region] = ()
         self._source = source
         self._guard = InputGuard(graph, source.device)
         left = tuple(host_layer.paths(graph.description.module))
@@ -99,6 +99,7 @@ class Region:
         self._verifier = Verifier(place, graph, self._account, verification)
         #: The memory order of the dimensions of the host's results at a learned place (`order_of`).
         self._orders: Sequence[list[int] | None] = ()
+        self.serve(None)
         self._faults = faults
         self._choices = choices
         self._alike = alike
@@ -115,11 +116,6 @@ class Region:
         self.is_compared = False
         self.unsure: Reason | None = None
 
-    @property
-    def graphs(self) -> list[CompiledGraph]:
-        """All graphs that may compute a call here, its own first."""
-        return [self.graph, *(other.graph for other in self._others)]
-
     def serve(self, guests: Guests | None, others: Sequence[Region] = ()) -> None:
         """Say how calls are served from now on.
 
@@ -128,70 +124,77 @@ class Region:
             others: the place's regions for calls that this graph does not accept.
         """
         self._guests, self._others = guests, others
+        self._words: Collection[str] = () if guests is None else guests.words
+        self._verifier.serve("" if guests is None else guests.code)
 
-    def __call__(self, *inputs: Any) -> Any:
-        if (problem := self._why_not()) is not None:
+    def __call__(
+        self,
+        *inputs: Any,
+        options: dict[str, Any] | None = None,
+        live: Mapping[str, Any] = MappingProxyType({}),
+        form: InputForm | None = None,
+    ) -> Any:
+        device, in_capture = self._source.device, is_ours()
+        problem = self._faults.of(self.graph.key) or foreign_capture(device)
+        problem = problem or surroundings.foreign(device)
+        if problem is not None:
             return self.decline(problem)
-        if not (ours := is_ours()):  # nobody captures: within a capture nothing can be waited for
-            self._account.lookahead.wait(self._source.device)
+        if not in_capture:  # in which nothing can be waited for
+            self._account.lookahead.wait(device)
         check_cancelled()  # as the host does before each operator
         try:
-            pause = None if ours else host_compiler_pause()
-            if pause is None:
-                return self._served(inputs)
-            with pause:
-                return self._served(inputs)
+            with nullcontext() if in_capture else pause_host_compiler():
+                form = form_of(inputs) if form is None else form
+                elements = self._guard.good.get(form)
+                misfit = None
+                if elements is None or self._rounded:
+                    misfit = self.misfit(inputs, form)
+                if misfit is not None:
+                    return self._by_another(misfit, inputs, form, options=options, live=live)
+                return self._compute(inputs, form, elements, options, live)
         except Exception as error:
-            if ours or is_interrupt(error) or passes(error):
+            if in_capture or is_interrupt(error) or passes(error):
                 raise
             label = self.graph.description.label
             return self.decline(self._faults.note(self.graph.key, label, error))
 
-    def _why_not(self) -> Reason | None:
-        """Why no call is served at this moment, if so."""
-        if self._faults and (fault := self._faults.of(self.graph.key)) is not None:
-            return fault
-        device = self._source.device
-        return foreign_capture(device) or surroundings.foreign(device)
-
-    def _served(self, inputs: tuple[Any, ...]) -> Any:
-        """The results, or None for the host to compute them."""
-        form = form_of(inputs)
-        elements = self._guard.good.get(form)
-        misfit = None
-        if elements is None or self._rounded:
-            misfit = self.misfit(inputs, form)
-        if misfit is None:
-            return self._compute(inputs, form, elements)
+    def _by_another(
+        self, misfit: GuardFailure, inputs: tuple[Any, ...], form: InputForm, **brought: Any
+    ) -> Any:
+        """The results of a call that this graph does not accept, or None for the host."""
         for other in self._others:
             if other.misfit(inputs, form) is None:
-                result = other(*inputs)
+                result = other(*inputs, form=form, **brought)
                 return self.decline(other.declined or misfit.reason) if result is None else result
         if misfit.needs is not None:
             self._account.needs.add((self._kind, misfit.needs.name))
         return self.decline(misfit.reason)
 
-    def misfit(self, inputs: tuple[Any, ...], form: Form) -> GuardFailure | None:
+    def misfit(self, inputs: tuple[Any, ...], form: InputForm) -> GuardFailure | None:
         """Say why the graph does not accept a call; None: it does."""
         if self._rounded and (problem := host_layer.why_not_rounded(self._rounded)) is not None:
             return GuardFailure(problem, UNROUNDED)
         return self._guard.misfit(inputs, form)
 
-    def _compute(self, inputs: tuple[Any, ...], form: Form, elements: int | None) -> Any:
+    def _compute(
+        self,
+        inputs: tuple[Any, ...],
+        form: InputForm,
+        elements: int | None,
+        options: dict[str, Any] | None,
+        live: Mapping[str, Any],
+    ) -> Any:
         """Compute a call that the graph accepts.
 
         Args:
             elements: of its largest tensor; None if its inputs need preparation.
         """
-        graph = self.graph
-        loaded, guests = graph.outcome.loaded, self._guests
+        loaded = self.graph.outcome.loaded
         if loaded is None:
-            return self.decline(graph.reason or of("dropped"))
-        call = loaded.call
-        problem = self._verifier.why_not("" if guests is None else guests.code)
-        if problem is not None:
+            return self.decline(self.graph.reason or of("dropped"))
+        if (problem := self._verifier.why_not()) is not None:
             return self.decline(problem)
-        ready = list(inputs)
+        ready: Sequence[Any] = inputs
         if elements is None:
             ready, elements = self._guard.made_ready(inputs, form)
         try:
@@ -199,36 +202,18 @@ class Region:
         except ValueError as error:
             return self.decline(of("weights_unfit", error=error))
         try:
-            trusted = self._verifier.covers(weights.weight_class, elements)
-            problem = None if trusted else self._verifier.why_uncompared(weights.weight_class)
-            if problem is not None:
-                return self.decline(problem)
-            if not trusted and is_ours():
-                raise RuntimeError("a graph was not compared with eager yet")
-            if not trusted and guests is None and self.place.form.beside:
-                return self._by_host(inputs, weights.weight_class, elements)
-            run = self._runner(call, weights, ready, form if trusted else None)
-            sample = None if trusted else self._verifier.sample(ready, elements)
-            theirs = None if trusted else options_of_step().get(ATTENTION)
-            if sample is not None and (theirs or (guests is not None and guests.live.parts)):
-                sample = Sample(ready, True, elements)  # such code may know the call's sizes
-            record = None
-            if sample is not None and (theirs or guests is not None):
-                record = Record(() if guests is None else guests.words, theirs)
-            self._verifier.record = record
-            del ready  # the graph lets go of an input as soon as it can
-            with self._context(weights, record):
-                with host_attention.asking(None if record is None else record.attending):
-                    results = self._run(run)
-                if results is None:
-                    return None
-                if sample is None:
-                    return self._given(inputs, results)
+            with self._context(weights, options, live):
+                if not self._verifier.covers(weights.weight_class, elements):
+                    return self._compared(loaded.call, weights, inputs, ready, elements)
+                run = self._runner(loaded.call, weights, ready, form)
+                del ready  # the graph lets go of an input as soon as it can
                 try:
-                    with nullcontext() if sample.whole else using(arguments={}, choice=None):
-                        verdict = self._verifier.compare(call, results, weights, sample)
-                except torch.OutOfMemoryError:
-                    return self.decline(of("oom_comparing"))
+                    results = _tensors(run())
+                except Exception as error:
+                    if (reason := self._failed(error)) is None:
+                        raise
+                    return self.decline(reason)
+                return self._given(inputs, results)
         except torch.OutOfMemoryError:
             if is_ours():
                 raise
@@ -236,11 +221,54 @@ class Region:
                 self._source.note_no_room()
             return self.decline(of("oom"))
         finally:
-            self._verifier.record = None
             if weights.release is not None:
                 weights.release()
+
+    def _compared(
+        self,
+        call: GraphCall,
+        weights: Fetched,
+        inputs: tuple[Any, ...],
+        ready: Sequence[Any],
+        elements: int,
+    ) -> Any:
+        """Compute a call in which the graph is compared.
+
+        Args:
+            ready: its inputs, prepared.
+        """
+        if (problem := self._verifier.why_uncompared(weights.weight_class)) is not None:
+            return self.decline(problem)
+        if is_ours():
+            raise RuntimeError("a graph was not compared with eager yet")
+        guests, verifier, beside = self._guests, self._verifier, self.place.form.beside
+        if guests is None and beside:
+            return self._by_host(inputs, weights.weight_class, elements)
+        theirs = options_of_step().get(ATTENTION)
+        sample = verifier.sample(list(ready), elements)
+        if theirs or (guests is not None and guests.live.parts):
+            sample = Sample(list(ready), True, elements)  # such code may know the call's sizes
+        record = None
+        if theirs or guests is not None:
+            record = Record(self._words, theirs)
+        run = partial(call, [*weights.tensors, *ready])
+        del ready
+        verifier.record = record
+        try:
+            with using(record=record):
+                with host_attention.asking(None if record is None else record.attending):
+                    results = self._run(run)
+                if results is None:
+                    return None
+                try:
+                    with nullcontext() if sample.whole else using(arguments={}, choice=None):
+                        verdict = verifier.compare(call, results, weights, sample)
+                except torch.OutOfMemoryError:
+                    return self.decline(of("oom_comparing"))
+        finally:
+            verifier.record = None
         is_bad = verdict.outcome is Outcome.BAD
-        if not is_bad and not self.place.form.beside:
+        if not is_bad and not beside:
             return self._given(inputs, results)
         if is_bad:
             self.decline(verdict.reason)
@@ -272,7 +300,7 @@ class Region:
         the call is already made.
         """
         try:
-            with using(options=options, arguments={}), host_compiler_pause() or nullcontext():
+            with using(options=options, arguments={}), pause_host_compiler():
                 self._judge_beside(call, result, elements)
         except Exception as error:
             if is_interrupt(error):
@@ -281,20 +309,18 @@ class Region:
 
     def _judge_beside(self, call: ByHost, result: Any, elements: int) -> None:
         form, loaded, inputs = self.place.form, self.graph.outcome.loaded, call.inputs
-        if loaded is None:  # dropped meanwhile
+        if loaded is None or self._guests is not None:  # dropped, or called otherwise, meanwhile
             return None
         parted = call.parted(result)
         if parted is None:
             return self._refuse(of("learned_gives"))
         if inputs.are_changed(form.writes):
             return self._refuse(of("learned_changes_object"))
-        self._verifier.why_not("")
-        self._verifier.record = None
         given = inputs.before(form.writes)
         ready, _ = self._guard.made_ready(given, form_of(given))
         weights = self._weights.fetch()
         try:
-            with self._context(weights, None):
+            with self._context(weights):
                 ours = self._run(partial(loaded.call, [*weights.tensors, *ready]))
             if ours is None:
                 return None
@@ -321,15 +347,11 @@ class Region:
         self.decline(problem)
 
     def _runner(
-        self, call: GraphCall, weights: Fetched, ready: list[Any], form: Form | None
+        self, call: GraphCall, weights: Fetched, ready: Sequence[Any], form: InputForm
     ) -> Callable[[], Any]:
-        """Return what runs the graph: a replay, if this place is replayed in this step.
-
-        Args:
-            form: of the inputs; None if this call is not to be replayed.
-        """
+        """Return what runs the graph: a replay, if this place is replayed in this step."""
         pieces = self._pieces
-        if form is None or pieces is None or not pieces.is_open:
+        if pieces is None or not pieces.is_open:
             return partial(call, [*weights.tensors, *ready])
         is_kept, others = self._weights.are_kept, self._verifier.others
         call_of_place = PlaceCall(
@@ -345,18 +367,14 @@ class Region:
         )
         return partial(pieces.run, call_of_place)
 
-    def _context(self, weights: Fetched, record: Record | None) -> using:
-        """What the graph's operators go by; a `record` gets how others' code is called."""
-        guests = self._guests
-        return using(
-            module=self.place.module,
-            caller=self._choices.products,
-            given=weights.given,
-            others=() if guests is None else guests.words,
-            record=record,
-            choice=self._choices.attention,
-            calls=self._alike,
-        )
+    def _context(self, weights: Fetched, options: Any = None, live: Any = None) -> using:
+        """What the graph's operators go by."""
+        before, choices = now(), self._choices
+        if options is None:
+            options, live = before.options, before.arguments
+        own = (options, live, self.place.module, choices.products, weights.given, self._words)
+        rest = (None, choices.attention, self._alike, before.recorder, before.layers_attend)
+        return using(CallContext._make((*own, *rest)))
 
     @property
     def keeps_weights(self) -> bool:
@@ -375,28 +393,27 @@ class Region:
 
     def _run(self, run: Callable[[], Any]) -> Any:
         """Run the graph: its results, a tuple; None where it could not."""
-        graph = self.graph
         try:
-            results: tuple[torch.Tensor, ...] = tuple(run())
-            if not results:
-                raise IndexError("a graph must return tensors, got none")
-            for result in results:
-                if type(result) is not torch.Tensor:
-                    raise TypeError(f"a graph must return tensors, got a {type(result).__name__}")
-        except torch.OutOfMemoryError:
-            raise  # the call's problem, not this graph's
-        except host_layer.UnfitError as error:
-            assert self._guests is not None
-            reason = graph.unfit[self._guests.code] = error.reason
-            return self.decline(reason)
+            return _tensors(run())
         except Exception as error:
-            if is_ours() or passes(error):
+            if (reason := self._failed(error)) is None:
                 raise
-            reason = of("failed_running", sort=type(error).__name__, error=error)
-            graph.drop(reason)
-            logger.warning("%s runs at normal speed: %s", graph.description.label, reason)
             return self.decline(reason)
-        return results
+
+    def _failed(self, error: Exception) -> Reason | None:
+        """Drop a graph that raised, for this reason; None: it is the call's problem, or the
+        host's.
+        """
+        if isinstance(error, host_layer.UnfitError):
+            assert self._guests is not None
+            self.graph.unfit[self._guests.code] = error.reason
+            return error.reason
+        if isinstance(error, torch.OutOfMemoryError) or is_ours() or passes(error):
+            return None
+        reason = of("failed_running", sort=type(error).__name__, error=error)
+        self.graph.drop(reason)
+        logger.warning("%s runs at normal speed: %s", self.graph.description.label, reason)
+        return reason
 
     def _given(
         self, inputs: tuple[Any, ...], results: tuple[torch.Tensor, ...], *, by_graph: bool = True
@@ -416,3 +433,14 @@ class Region:
         if form.writes:
             results = leave(form, inputs, results)
         return results if len(results) > 1 else results[0]
+
+
+def _tensors(given: Any) -> tuple[torch.Tensor, ...]:
+    """What a graph gave."""
+    results: tuple[torch.Tensor, ...] = tuple(given)
+    if not results:
+        raise IndexError("a graph must return tensors, got none")
+    for result in results:
+        if type(result) is not torch.Tensor:
+            raise TypeError(f"a graph must return tensors, got a {type(result).__name__}")
+    return results

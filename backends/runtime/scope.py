@@ -36,19 +36,16 @@ from ..weights.source import same_device
 from .aids import aids_of
 from .bound import Bound, Placement
 from .dispatcher import NOTHING_SERVES, Dispatcher
-from .faults import CAPTURES, STEP, Faults
+from .faults import CAPTURES, LEARNING, STEP, Faults
 from .kind import Kind, describe_kinds, hand_over
-from .learner import Learner
 from .making import Made, Making, Step
 from .pace import EAGER
 from .placing import Placing
+from .planner import Planner, RootCall
 from .shared import Shared
 from .specializations import CallStats
 from .wiring import Guests
 from .within import Within
-
-#: Cuts a root module into places, or says why it stays as it is.
-MakePlan = Callable[[Any], Plan | Reason]
 
 
 class Scope:
@@ -58,7 +55,7 @@ class Scope:
         self,
         root: torch.nn.Module,
         holder: Any,
-        make_plan: MakePlan,
+        planner: Planner,
         plan: Plan,
         backend: Compiler,
         shared: Shared,
@@ -66,7 +63,6 @@ class Scope:
         pieces: Pieces | None = None,
         *,
         account: CallStats | None = None,
-        learner: Learner | None = None,
     ) -> None:
         """Set up; nothing is described yet.
 
@@ -74,24 +70,22 @@ class Scope:
             root: the module that is cut into regions.
             holder: the module on which the host's patcher notes where the weights are; it is kept
                 as `holder`.
-            make_plan: cuts a root module, again when its modules were replaced.
+            planner: cuts the root module, again when its modules were replaced.
             plan: its first result.
             shared: what all scopes of the process use.
             replays: captures whole calls as CUDA graphs; None: none are wanted.
             pieces: captures places where a whole call is not; None likewise.
             account: of a previous scope, which continues; None: a new one.
-            learner: for a root that no family describes; None for any other.
         """
         self.root = root
         self.plan = plan
         self.kinds: list[Kind] = []
         self.holder = holder
-        self._make_plan = make_plan
+        self.planner = planner
         self._backend = backend
         self._shared = shared
         self.replays = replays
         self.pieces = pieces
-        self.learner = learner
         self.faults = Faults()
         #: What the regions note of their calls.
         self.account = account or CallStats(shared.needs_of(holder), shared.verdicts_of(holder))
@@ -146,38 +140,41 @@ class Scope:
         """The places whose graphs the last step could call, but for those that were compared."""
         return self.forwards.placed
 
-    def for_copy(self, root: torch.nn.Module, make_plan: MakePlan) -> Scope:
-        """Return a scope over another root module made of the same blocks, with its own captured
-        calls; its regions are of the same kinds, so nothing is built for it.
-        """
-        assert self._bound is not None
-        mine = (self._backend, self._shared, *self._fresh())
-        other = Scope(root, self.holder, make_plan, Plan(), *mine)
-        other.describe(self._bound.device, self._bound.dtype)
-        return other
-
-    def elsewhere(self, root: torch.nn.Module, holder: Any) -> Scope:
-        """Return a scope over a copy of the root module with its own weights, wherever those are;
-        it is not described yet. The two share what their calls needed.
+    def copy(
+        self,
+        root: torch.nn.Module,
+        holder: Any,
+        planner: Planner | None = None,
+        *,
+        for_one_run: bool = False,
+    ) -> Scope:
+        """Return a scope over another root module of the same kinds. The two share what their calls
+        needed; with the same holder, it is described as this one is.
 
         Args:
             root, holder: of the copy.
+            planner: cuts it; None: as this one's root module is cut.
+            for_one_run: nothing of it is captured, and its calls count as this one's.
         """
-        mine = (self._make_plan, Plan(), self._backend, self._shared, *self._fresh())
-        account = CallStats(self.account.needs, self._shared.verdicts_of(holder))
-        learner = None if self.learner is None else self.learner.elsewhere(root, holder)
-        return Scope(root, holder, *mine, account=account, learner=learner)
-
-    def _fresh(self) -> tuple[Replays | None, Pieces | None]:
-        """What captures calls of another root module, like this one's."""
-        replays, pieces = self.replays, self.pieces
-        return replays and replays.fresh(), pieces and pieces.fresh()
-
-    def over(self, root: torch.nn.Module, make_plan: MakePlan) -> Scope:
-        """Return a scope over another root module, which no host patcher manages."""
-        mine = self.account
-        mine.verdicts.compare_anew()
-        return Scope(root, root, make_plan, Plan(), self._backend, self._shared, account=mine)
+        replays, pieces = (None, None) if for_one_run else (self.replays, self.pieces)
+        if for_one_run:
+            self.account.verdicts.compare_anew()
+        other = Scope(
+            root,
+            holder,
+            planner or self.planner.elsewhere(root, holder),
+            Plan(),
+            self._backend,
+            self._shared,
+            replays and replays.fresh(),
+            pieces and pieces.fresh(),
+            account=self.account
+            if for_one_run
+            else CallStats(self.account.needs, self._shared.verdicts_of(holder)),
+        )
+        if holder is self.holder and self._bound is not None:
+            other.describe(self._bound.device, self._bound.dtype)
+        return other
 
     def let_go(self) -> None:
         """Drop the root module and its weights, which the host no longer uses; reports stay."""
@@ -186,12 +183,11 @@ class Scope:
                 kind.let_go()
             gone = torch.nn.Module()
             self.plan = self.plan.over(gone)
-            self.root, self.holder, self._make_plan = gone, gone, lambda _: Plan()
+            self.root = self.holder = gone
             self.forwards.let_go()
             self._within.forget()
             self.drop_captured()
-            if self.learner is not None:
-                self.learner.let_go()
+            self.planner.let_go()
             self._bound = None
             self._patches = {}
             self._run_open = False
@@ -211,16 +207,15 @@ class Scope:
             Whether that is done.
         """
         with self._lock:
-            if self._run_open or self._bound is None or self.learner is None:
+            if self._run_open or self._bound is None or not self.planner.has_news:
                 return False
-            if has_news := self.learner.has_news:
-                self._bind(self._bound.device, self._bound.dtype)
-            return has_news
+            self._bind(self._bound.device, self._bound.dtype)
+            return True
 
     def _bind(self, device: torch.device, dtype: torch.dtype) -> Bound:
         self._card = index(device)
         self._facts = target(device.type, self._backend, self._card)
-        plan = self._make_plan(self.root) if self.learner is None else self.learner.plan()
+        plan = self.planner.plan(self.root)
         self.plan = plan if isinstance(plan, Plan) else Plan(outside=[("the model", plan)])
         self.kinds, self._of_place = describe_kinds(
             self.plan,
@@ -266,9 +261,8 @@ class Scope:
             self._patches[name] is not before[name] for name in before
         )
         bound = self._bound
-        news = self.learner is not None and self.learner.has_news
         is_other = bound is None or not bound.is_for(placement.device, placement.dtype)
-        return repatched or news or is_other
+        return repatched or self.planner.has_news or is_other
 
     # --- a run ------------------------------------------------------------------------------------
 
@@ -291,8 +285,7 @@ class Scope:
             for kind in self.kinds:
                 kind.add_variants(self.account.needs, self._graph_of)
             self.forwards.begin_run()
-            if self.learner is not None:
-                self.learner.begin_run()
+            self.planner.begin_run()
 
     def _graph_of(self, description: RegionSpec) -> CompiledGraph:
         return self._shared.graphs.graph(description, self._backend, self._facts, self._card)
@@ -366,7 +359,9 @@ class Scope:
                 with self.forwards.asking_ahead(step.serving, values), step.watch:
                     return host(*args, **kwargs)  # not where a replay gives the result
 
-            return self._making.make(self.root, host, plain, step)
+            made = self._making.make(self.root, host, plain, step)
+            self.faults.spare(LEARNING, "looking at a step", self.planner.end_call, made.declined)
+            return made
 
     def _prepare(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], no_capture: Reason | None
@@ -384,11 +379,11 @@ class Scope:
         now = now._replace(installed=self._within.begin_step(now.installed, is_led=is_led))
         step = Step(now, pieces=self.pieces, steps=run_steps(args, kwargs))
         call = self._read(args, kwargs, no_capture or bound.foreign.code)
-        if self.learner is not None:
-            others = call if isinstance(call, Reason) else None
-            watch = self.learner.step(args, kwargs, others, bound.dtype, self.faults, self.account)
-            if watch is not None:
-                return Step(NOTHING_SERVES, watch=watch)
+        others = call if isinstance(call, Reason) else None
+        watch = self.planner.begin_call(RootCall(args, kwargs, others, bound.dtype), self.faults)
+        self.account.structure = self.planner.structure
+        if watch is not None:
+            return Step(NOTHING_SERVES, watch=watch)
         if isinstance(call, Reason):
             if self.replays is not None:
                 self.replays.decline(call)
@@ -462,7 +457,7 @@ class Scope:
 
     def eager_places(self) -> list[tuple[str, Reason]]:
         """Return (place, reason) of everything that runs the host's code now."""
-        now = None if self.learner is None else self.learner.why_none
+        now = self.planner.why_none
         found = list(self.plan.outside) if now is None else [("the model", now)]
         for dispatch in self.plan.dispatches:
             reasons = [self._reason(place) for place in dispatch.regions]
@@ -475,9 +470,7 @@ class Scope:
 
     def _reason(self, place: Place) -> Reason | None:
         left = None if self._bound is None else self._bound.foreign.places.get(place.name)
-        if left is None and self.learner is not None:
-            left = self.learner.left
-        if left is not None:
+        if (left := left or self.planner.left) is not None:
             return left
         kind, guests = self._called.get(place.name, (self._of_place.get(place.name), None))
         if kind is None or kind.graph is None:

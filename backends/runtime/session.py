@@ -22,6 +22,7 @@ from ..several_cards.copies import Cards
 from .faults import TELLING
 from .last_run import Parts, Standing, Steps, parts, parts_of, together
 from .pace import Pace
+from .planner import Planner
 from .root_copy import RootCopy
 from .scope import Scope
 
@@ -144,7 +145,7 @@ class Session:
     @property
     def lesson(self) -> LearnedModel | None:
         """What is known of its model, if no family describes it."""
-        return None if self.scope.learner is None else self.scope.learner.lesson
+        return self.scope.planner.lesson
 
     def begin_run(self) -> None:
         """It runs, perhaps in another prompt, to which the host's cache has served it."""
@@ -188,7 +189,8 @@ class Session:
             return None
         scope = root.scopes.get(self.id)
         if scope is None or scope.root is not root.module:
-            scope = root.scopes[self.id] = self.scope.for_copy(root.module, plan_model)
+            scope = self.scope.copy(root.module, self.scope.holder, Planner(plan_model))
+            root.scopes[self.id] = scope
             self._copies.add(id(scope), scope)
         return scope
 
@@ -201,7 +203,7 @@ class Session:
         """
         first, pace = self.scope, self.pace
         return self.cards.take(
-            root, holder, lambda: Card(first.elsewhere(root, holder), pace.fresh(), Steps())
+            root, holder, lambda: Card(first.copy(root, holder), pace.fresh(), Steps())
         )
 
     def keep(self, name: Hashable, make: Callable[[], T]) -> T:

@@ -100,9 +100,8 @@ class CallStats:
         compared: comparisons, but for those of written forms that told nothing.
         calls: how many calls graphs have served.
         lookahead: how far they are ahead of the GPU.
-        declined: why calls were left to the host since a step of a learned model began, the newest
-            by the reason's key.
-        structure: a name for the structure of the call, for a learned model.
+        declined: why calls were left to the host in the last step, the newest by the reason's key.
+        structure: stands for the structure of the call, for a learned model.
         beside: calls that the host made to compare graphs.
     """
 
@@ -112,5 +111,5 @@ class CallStats:
     calls: int = 0
     lookahead: Lookahead = field(default_factory=Lookahead)
     declined: dict[str, Reason] = field(default_factory=dict)
-    structure: int = 0
+    structure: object = None
     beside: int = 0

@@ -90,20 +90,23 @@ class Verifier:
         #: How others' code in parts of the region was called in the call that is compared; the
         #: host's maths get the same of it.
         self.record: Record | None = None
-        self.why_not("")
+        self.serve("")
 
-    def why_not(self, others: str) -> Reason | None:
-        """Say why the graph serves no call of this model now, if so. What follows is of such a
-        call.
+    def serve(self, others: str) -> None:
+        """Say of which calls all that follows is.
 
         Args:
-            others: names of others' code in parts of the region.
+            others: names of others' code in parts of the region; with other code it is compared
+                anew.
         """
         found = self._clearances.get(others)
         if found is None:
             found = self._clearances[others] = self._account.verdicts.of(self._graph, others)
         self.others, self._clearance = others, found
-        return self._graph.unfit.get(others) or found.problem
+
+    def why_not(self) -> Reason | None:
+        """Say why the graph serves no call of this model now, if so."""
+        return self._graph.unfit.get(self.others) or self._clearance.problem
 
     def covers(self, weight_class: str, elements: int) -> bool:
         """Tell whether a call needs no comparison.

@@ -74,10 +74,8 @@ class Requests:
         Args:
             scope: of the model, or of a copy of it.
         """
-        if scope.learner is None:
-            return
-        lesson = scope.learner.find(self._folders(session), scope.faults)
-        if session.options.when_missing is WhenMissing.WAIT:
+        lesson = scope.planner.find(self._folders(session), scope.faults)
+        if lesson is not None and session.options.when_missing is WhenMissing.WAIT:
             self.wait(session, [lesson], on_progress)
 
     def learned(self) -> None:

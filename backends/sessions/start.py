@@ -21,6 +21,7 @@ from ..plans.plan import Plan
 from ..reasons import Reason, joined, of, with_remedy
 from ..runtime.learner import Learner
 from ..runtime.pace import Pace
+from ..runtime.planner import Planner
 from ..runtime.scope import Scope
 from ..runtime.session import Options, Session, Whose
 from ..runtime.shared import Shared
@@ -69,8 +70,7 @@ class Starter:
             raise RequirementError(attached.why)
         replays = self._replays(attached)
         notes: Sequence[Reason] = ()
-        make_plan = attached.plan
-        learner = None
+        planner = Planner(attached.plan)
         try:
             if options.form is CallForm.EXACT:
                 asked = self._shared.debugging
@@ -78,10 +78,12 @@ class Starter:
                 if not replays and asked.captures:
                     told = of("at_normal_speed", why=joined([told, of("identical_needs")]))
                 raise RequirementError(told if replays else with_remedy(told, asked.words))
-            plan = make_plan(attached.root)
+            plan = attached.plan(attached.root)
             if isinstance(plan, Reason):
                 learner = self._learner(attached, options)
-                if learner is None and (attached.root is None or not may_be_swapped(attached.root)):
+                if learner is not None:
+                    planner = learner
+                elif attached.root is None or not may_be_swapped(attached.root):
                     raise RequirementError(plan)
                 plan = Plan(outside=[("the model", plan)])  # it is cut again when a run begins
             device = attached.placement().device
@@ -96,19 +98,18 @@ class Starter:
                 raise
             else:
                 notes = [of("replayed_as_is", why=error.told)]
-            make_plan, plan, learner = _nothing, Plan(), None
+            planner, plan = Planner(lambda _: Plan()), Plan()
             resolution = resolve_backend("eager", attached.placement().device.type)
         assert attached.root is not None
         scope = Scope(
             attached.root,
             attached.holder,
-            make_plan,
+            planner,
             plan,
             resolution.backend,
             self._shared,
             replays,
             self._pieces(attached),
-            learner=learner,
         )
         notes = [*notes, self._shared.debugging.words, *self._lacks(attached)]
         return Session(
@@ -168,8 +169,3 @@ class Starter:
         if not self._may_capture(attached):
             return None
         return Pieces(self._shared.captured)
-
-
-def _nothing(_: object) -> Plan:
-    """A plan without places."""
-    return Plan()

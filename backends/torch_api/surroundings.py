@@ -16,6 +16,8 @@ from ..code.packs import OWN, origin, owner_of
 from ..device.gpu import type_of
 from ..reasons import Reason, of
 
+#: What is called around each module's forward is in it.
+_MODULE: Any = torch.nn.modules.module
 #: Through these a module's forward is called.
 _CALLS = ("__call__", "_call_impl", "_wrapped_call_impl", "_slow_forward")
 #: Modes of torch that say only where new tensors go.
@@ -29,8 +31,7 @@ _baseline: dict[type, dict[str, Any]] = {}
 
 def foreign(device: torch.device) -> Reason | None:
     """Return what changes this thread's maths on a device, or None. Cheap: each region asks."""
-    module: Any = torch.nn.modules.module  # these are called around each module's forward
-    if module._global_forward_hooks or module._global_forward_pre_hooks:
+    if _MODULE._global_forward_hooks or _MODULE._global_forward_pre_hooks:
         return _HOOKED
     if torch.is_autocast_enabled(type_of(device)):
         return _AUTOCAST

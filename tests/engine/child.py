@@ -50,6 +50,7 @@ def _describe_sdxl(lab: Any) -> list[dict[str, Any]]:
 
     from warmgraph_backends.compilers.registry import backend_named
     from warmgraph_backends.families.catalogue import plan_model
+    from warmgraph_backends.runtime.planner import Planner
     from warmgraph_backends.runtime.scope import Scope
 
     sdxl = supported_models.SDXL(
@@ -81,7 +82,7 @@ def _describe_sdxl(lab: Any) -> list[dict[str, Any]]:
         scope = Scope(
             model.diffusion_model,
             model,
-            lambda _, plan=plan: plan,
+            Planner(lambda _, plan=plan: plan),
             plan,
             backend_named("inductor"),
             engine._shared,

@@ -13,6 +13,7 @@ from warmgraph_backends.graphs.compiled_graph import CompiledGraph
 from warmgraph_backends.learning.family import family_of
 from warmgraph_backends.learning.form import Learned
 from warmgraph_backends.learning.record import learn_root
+from warmgraph_backends.operators.call_context import using
 from warmgraph_backends.plans.describe import make_twin
 from warmgraph_backends.plans.plan import Place, Plan
 from warmgraph_backends.plans.region_code import RegionCode
@@ -140,9 +141,10 @@ class _Call:
     def __init__(self, regions: Regions, place: Place) -> None:
         self._regions, self._place = regions, place
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Any, options: Any, **_: Any) -> Any:
         self._regions.served += 1
-        return self._regions.compute(self._place, inputs)
+        with using(options=options, arguments={}):
+            return self._regions.compute(self._place, inputs)
 
     def decline(self, reason: Reason) -> None:
         self._regions.declined.append(reason)

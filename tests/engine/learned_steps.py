@@ -118,9 +118,7 @@ class Steps:
         self.learner = Learner(self.root, model, lessons, lambda: True, may_ask=True)
         self.learner.look(())
         backend = backend_named("inductor")
-        self.scope = Scope(
-            self.root, self.root, self.learner.plan, Plan(), backend, shared, learner=self.learner
-        )
+        self.scope = Scope(self.root, self.root, self.learner, Plan(), backend, shared)
         options = Options(WhenMissing.BACKGROUND, "")
         self.session = Session("1", "Model", backend, options, self.scope, Pace(Times()))
         self.scope.describe(CPU, torch.float32)

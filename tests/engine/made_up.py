@@ -15,6 +15,7 @@ from warmgraph_backends.families import catalogue as registry
 from warmgraph_backends.graphs.compiled_graph import CompiledGraph, Loaded, Outcome, State
 from warmgraph_backends.plans.family import Family
 from warmgraph_backends.plans.plan import Plan
+from warmgraph_backends.runtime.planner import Planner
 from warmgraph_backends.runtime.scope import Scope
 from warmgraph_backends.worker import build
 
@@ -34,7 +35,7 @@ def compiled(
 ) -> Iterator[tuple[Scope, list[CompiledGraph]]]:
     """A scope over a model with the graph of each of its kinds built and loaded."""
     graphs, backend = lab.engine._graphs, backend_named("inductor")
-    scope = Scope(root, root, lambda _: plan, plan, backend, lab.engine._shared)
+    scope = Scope(root, root, Planner(lambda _: plan), plan, backend, lab.engine._shared)
     try:
         kinds = scope.describe(torch.device("cpu"), torch.float32)
         for graph in kinds:

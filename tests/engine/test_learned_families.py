@@ -24,6 +24,7 @@ from warmgraph_backends.learning.record import learn
 from warmgraph_backends.plans.plan import Plan
 from warmgraph_backends.plans.region_code import RegionCode
 from warmgraph_backends.plans.specs import describe_place
+from warmgraph_backends.runtime.planner import Planner
 from warmgraph_backends.runtime.scope import Scope
 from warmgraph_backends.storing.canonical_json import canonical_json
 from warmgraph_backends.storing.graph_file import CompressedPayload, unpack_payload
@@ -190,7 +191,7 @@ def test_one_way_of_a_learned_model_serves_without_the_others_graph(
         scope = Scope(
             root,
             models.model("kandinsky").model,
-            lambda root: plan_model(root, record),
+            Planner(lambda root: plan_model(root, record)),
             Plan(),
             backend_named("inductor"),
             lab.engine._shared,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -73,6 +74,31 @@ def test_verify_compares_every_call_of_a_learned_block_too(
     assert line is not None
     assert line.startswith("verified 8 calls of regions with eager: none differs"), line
     assert made.reasons() == set()
+
+
+def test_between_a_blocks_call_and_its_graph_are_four_functions_of_ours(
+    learned_steps: Callable[[str], Steps],
+) -> None:
+    made = learned_steps("Model")
+    made.run()
+    made.run()
+    [graph], found = made.scope.graphs, set()
+    outcome = graph.outcome
+    assert outcome.loaded is not None
+    compute = outcome.loaded.call
+
+    def counted(values: Any) -> Any:
+        names, frame = [], sys._getframe(1)
+        while frame.f_code.co_name != "_call_impl":
+            names.append(frame.f_code.co_name)
+            assert frame.f_back is not None
+            frame = frame.f_back
+        found.add(tuple(names))
+        return compute(values)
+
+    graph.outcome = outcome._replace(loaded=outcome.loaded._replace(call=counted))
+    assert made.run()[0] == 2
+    assert found == {("_compute", "__call__", "serve", "forward")}
 
 
 def test_a_way_serves_once_its_first_call_was_compared(

@@ -17,6 +17,7 @@ from warmgraph_backends.families.catalogue import may_be_captured, plan_model
 from warmgraph_backends.plans.plan import Plan
 from warmgraph_backends.runtime.pace import Pace, Times
 from warmgraph_backends.runtime.placing import unmarked
+from warmgraph_backends.runtime.planner import Planner
 from warmgraph_backends.runtime.scope import Scope
 from warmgraph_backends.runtime.session import Options, Session
 from warmgraph_backends.runtime.wiring import Wiring, replaced_function
@@ -69,7 +70,7 @@ def _attached(lab: Lab, model: Any) -> tuple[Any, _Counted]:
     attached, eager = AttachedModel(model), backend_named("eager")
     assert attached.root is not None
     scope = Scope(
-        attached.root, attached.holder, lambda _: Plan(), Plan(), eager, lab.engine._shared
+        attached.root, attached.holder, Planner(lambda _: Plan()), Plan(), eager, lab.engine._shared
     )
     options = Options(WhenMissing.NEVER, "")
     session = _Counted("model-0", attached.name, eager, options, scope, Pace(Times()))

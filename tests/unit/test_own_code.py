@@ -26,6 +26,7 @@ BACKENDS = Path(__file__).resolve().parents[2] / "backends"
 ELSEWHERE = {
     "families/": "what a form computes is hashed function by function into each kind's sources",
     "learning/": "what a learned form computes is hashed, too; how it is called is its name",
+    "torch_api/dicts.py": "says whether a block's attributes were set since its last call",
     "torch_api/fakes.py": "what a model is learned on; no build makes such",
     "torch_api/guarding.py": "what is learned of a model; records are of the code that made them",
     "kernels/int8_sums.py": "is what a form computes, too",

@@ -132,9 +132,9 @@ class _Noted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._region, name)
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Any, **brought: Any) -> Any:
         self._note(self._region, inputs)
-        return self._region(*inputs)
+        return self._region(*inputs, **brought)
 
 
 @contextlib.contextmanager
