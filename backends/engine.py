@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .attaching import vae as attach_vae
-from .attaching.attached import Attached, Left, Note
+from .attaching.attached import Attached, LeftAlone, Note
 from .attaching.caches import Caches
 from .attaching.objects import Objects
 from .building.farm import make_builder
@@ -39,7 +39,7 @@ from .host_api.needs import Feature
 from .host_api.process import host_arguments
 from .live import Live
 from .reasons import joined, of
-from .runtime.session import AttachedBy, Options, Session, Whose
+from .runtime.session import AttachedBy, Session, SessionOptions, Whose
 from .runtime.shared import Shared
 from .runtime.verification import Verification
 from .sessions import warm_up
@@ -309,7 +309,7 @@ class Engine:
         form: CallForm | str = CallForm.AUTO,
     ) -> Any:
         name = folders.validate_graphs_name(graphs) if graphs else ""
-        options = Options(WhenMissing(when_missing), name, form=CallForm(form))
+        options = SessionOptions(WhenMissing(when_missing), name, form=CallForm(form))
         session = self._attach(attached, options, backend)
         if session is None:
             return attached.value
@@ -324,7 +324,7 @@ class Engine:
         return attached.value
 
     def _load(self, attached: Attached, folder: str, strict: bool) -> Any:
-        options = Options(WhenMissing.NEVER, folder, folder_only=True)
+        options = SessionOptions(WhenMissing.NEVER, folder, folder_only=True)
         session = self._attach(attached, options, "auto")
         if session is not None:
             self._describe(session, attached)
@@ -341,14 +341,16 @@ class Engine:
             )
         return attached.value
 
-    def _attach(self, attached: Attached, options: Options, backend: str) -> Session | None:
+    def _attach(self, attached: Attached, options: SessionOptions, backend: str) -> Session | None:
         """Put a session on a copy of a host object, or the reason why there is none."""
         try:
             identifier = f"{attached.sort}-{next(self._numbers)}"
             session = self._starter.start(attached, options, backend, identifier=identifier)
         except RequirementError as error:
             attached.note(error.told)
-            level = logging.INFO if isinstance(attached, Left) else logging.WARNING  # said before
+            level = (
+                logging.INFO if isinstance(attached, LeftAlone) else logging.WARNING
+            )  # said before
             logger.log(level, "Runs as without Warmgraph: %s", error)
             return None
         attached.attach(session, self._runs)

@@ -18,7 +18,7 @@ from warmgraph_backends.compilers.registry import COMPILERS
 from warmgraph_backends.device.kinds import GPU_TYPES
 from warmgraph_backends.errors import GraphFileError
 from warmgraph_backends.fleet.keys import signer_for
-from warmgraph_backends.fleet.place import Place, TooLargeError, open_place, private_folder
+from warmgraph_backends.fleet.place import StorePlace, TooLargeError, open_place, private_folder
 from warmgraph_backends.fleet.remote import MOST_BYTES, Remote, refused
 from warmgraph_backends.fleet.schemes import (
     SCHEMES,
@@ -240,7 +240,7 @@ class _Asked:
 
     def __init__(self, settings: FleetSettings) -> None:
         self._settings = settings
-        self.place: Place = self(open_place, settings.remote, settings.options)
+        self.place: StorePlace = self(open_place, settings.remote, settings.options)
 
     def __call__(self, call: Callable[..., T], *arguments: Any) -> T:
         """Call something.

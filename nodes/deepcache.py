@@ -9,7 +9,7 @@ from comfy_api.latest import io
 from typing_extensions import override
 
 from ..backends.caching.numbers import parse_steps
-from ..backends.deepcache.run import Options
+from ..backends.deepcache.run import DeepCacheOptions
 from ..backends.deepcache.schedule import Schedule
 from ..backends.sessions.lines import line, plain
 from . import server
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DEFAULTS = Options()
+_DEFAULTS = DeepCacheOptions()
 
 
 class WarmgraphDeepCache(io.ComfyNode):
@@ -169,7 +169,7 @@ class WarmgraphDeepCache(io.ComfyNode):
     ) -> io.NodeOutput:
         try:
             chosen = Schedule(schedule)
-            options = Options(
+            options = DeepCacheOptions(
                 interval=interval,
                 branch=branch,
                 schedule=chosen,

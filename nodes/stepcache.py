@@ -11,7 +11,7 @@ from typing_extensions import override
 from ..backends.caching.numbers import parse_steps
 from ..backends.sessions.lines import line, plain
 from ..backends.stepcache.forecast import Forecast
-from ..backends.stepcache.run import FEWEST_FIRST, Options
+from ..backends.stepcache.run import FEWEST_FIRST, StepCacheOptions
 from ..backends.stepcache.schedule import Schedule
 from . import server
 from .cache_inputs import SHARE, numbers_problem, part_problem, schedule_problem
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DEFAULTS = Options()
+_DEFAULTS = StepCacheOptions()
 
 
 class WarmgraphStepCache(io.ComfyNode):
@@ -151,7 +151,7 @@ class WarmgraphStepCache(io.ComfyNode):
     ) -> io.NodeOutput:
         try:
             chosen = Schedule(schedule)
-            options = Options(
+            options = StepCacheOptions(
                 speed=speed,
                 first_full=first_full,
                 schedule=chosen,

@@ -12,7 +12,7 @@ from ..host_api.patcher import call_back
 from ..reasons import Reason
 from ..runtime.bound import Placement
 from ..runtime.planner import MakePlan
-from ..runtime.session import Card, Session
+from ..runtime.session import ModelCopy, Session
 
 KEY = "warmgraph"
 
@@ -56,7 +56,9 @@ class Runs(Protocol):
     def look(self, session: Session, placement: Callable[[], Placement]) -> None:
         """The host has prepared the model again within the run."""
 
-    def begin_card(self, session: Session, card: Card, placement: Callable[[], Placement]) -> None:
+    def begin_card(
+        self, session: Session, card: ModelCopy, placement: Callable[[], Placement]
+    ) -> None:
         """A copy of the session's root module takes part in the run."""
 
     def end(self, session: Session, *, sampled: bool = False, told: bool = True) -> None:
@@ -69,7 +71,7 @@ class Runs(Protocol):
         """Wait within a run for pending graphs, if the user chose that."""
 
 
-class Left:
+class LeftAlone:
     """A host object that is left as it is; `Attached`. It is not inspected."""
 
     sort = ""

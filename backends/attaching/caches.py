@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..deepcache.cache import DeepCache
-from ..deepcache.run import Options as DeepCacheOptions
+from ..deepcache.run import DeepCacheOptions
 from ..events import Events
 from ..host_api.needs import Feature
 from ..live import Live
 from ..stepcache.cache import StepCache
-from ..stepcache.run import Options as StepCacheOptions
+from ..stepcache.run import StepCacheOptions
 from . import deepcache, stepcache
 from .objects import Objects
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..deepcache.branches import Branch, depth
 from ..deepcache.cache import DeepCache
-from ..deepcache.run import Options
+from ..deepcache.run import DeepCacheOptions
 from ..errors import RequirementError
 from ..events import Events
 from ..host_api import models, unets
@@ -21,7 +21,7 @@ DEEPCACHE_KEY = f"{KEY}.deepcache"
 
 
 def apply(
-    model: Any, options: Options, events: Events, *, identifier: str
+    model: Any, options: DeepCacheOptions, events: Events, *, identifier: str
 ) -> tuple[Any, DeepCache]:
     """Return a clone that runs under DeepCache, and that DeepCache.
 

@@ -15,7 +15,7 @@ from ..host_api.present import why_off
 from ..reasons import Reason
 from ..stepcache.cache import StepCache
 from . import controlnet, deepcache, model, stepcache, vae
-from .attached import Attached, Left, Note
+from .attached import Attached, LeftAlone, Note
 
 
 class Objects:
@@ -75,6 +75,6 @@ class Objects:
         if (why := why_off(self._off, feature)) is not None:
             raise RequirementError(why)
 
-    def _leave(self, thing: Any, feature: Feature) -> Left | None:
+    def _leave(self, thing: Any, feature: Feature) -> LeftAlone | None:
         why = why_off(self._off, feature)
-        return None if why is None else Left(thing, why, self._left)
+        return None if why is None else LeftAlone(thing, why, self._left)

@@ -10,7 +10,7 @@ from ..events import Events
 from ..host_api import models
 from ..host_api import patcher as host
 from ..stepcache.cache import StepCache
-from ..stepcache.run import Options
+from ..stepcache.run import StepCacheOptions
 from . import deepcache
 from .attached import KEY
 
@@ -18,7 +18,7 @@ STEP_CACHE_KEY = f"{KEY}.stepcache"
 
 
 def apply(
-    model: Any, options: Options, events: Events, *, identifier: str
+    model: Any, options: StepCacheOptions, events: Events, *, identifier: str
 ) -> tuple[Any, StepCache]:
     """Return a clone that runs under Step Cache, and that Step Cache; an earlier one on the model
     is replaced.

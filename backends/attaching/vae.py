@@ -25,7 +25,7 @@ from ..runtime.bound import Placement
 from ..runtime.faults import STEP
 from ..runtime.planner import MakePlan
 from ..runtime.scope import Scope
-from ..runtime.session import Card, Session
+from ..runtime.session import ModelCopy, Session
 from .attached import KEY, Note, Runs, when_unloaded
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class _Attachment:
             self._runs.end(self.session)
 
     @contextlib.contextmanager
-    def _placed(self, whose: Session | Card) -> Iterator[Callable[[], None]]:
+    def _placed(self, whose: Session | ModelCopy) -> Iterator[Callable[[], None]]:
         """Put our calls on a first-stage model; yields what removes them early."""
         scope = whose.scope
         own, before = scope.root.__dict__, {}
@@ -146,7 +146,7 @@ class _Attachment:
             self._calls[name] = theirs, partial(_call, self.session, scope, theirs)
         return self._calls[name][1]
 
-    def _card_of(self, vae: Any) -> Card | Literal[False] | None:
+    def _card_of(self, vae: Any) -> ModelCopy | Literal[False] | None:
         """Whose call it is: a copy's on another card; False: the model's own; None: not ours."""
         session, root = self.session, vaes.first_stage_model(vae)
         if root is session.scope.root:
@@ -159,7 +159,7 @@ class _Attachment:
             session.count_eager(of("copy_of_vae"))
         return card
 
-    def _begins(self, vae: Any, card: Card | None) -> bool:
+    def _begins(self, vae: Any, card: ModelCopy | None) -> bool:
         """Begin a run."""
         session = self.session
         try:

@@ -15,13 +15,13 @@ import torch
 from ..events import Event, Events
 from ..host_api.execution import is_interrupt
 from ..reasons import Reason, of
-from .run import Run
+from .run import CachedRun
 from .tally import Tally
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-R = TypeVar("R", bound=Run[Any])
+R = TypeVar("R", bound=CachedRun[Any])
 
 
 class Cache(Generic[R]):

@@ -10,7 +10,7 @@ from .patches import Patch
 V = TypeVar("V")
 
 
-class Place(NamedTuple):
+class EvaluationCall(NamedTuple):
     """One call among those that a sampler's evaluation makes.
 
     Attributes:
@@ -28,25 +28,25 @@ class Places(Generic[V]):
     """Finds what was kept of a call that equals this one in everything that shapes it."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[Place, V]] = []
-        self._calls: list[Place] = []
+        self._kept: list[tuple[EvaluationCall, V]] = []
+        self._calls: list[EvaluationCall] = []
 
     def begin_evaluation(self) -> None:
         """The next call is the first of an evaluation."""
         self._calls.clear()
 
-    def place(self, shape: Any, patches: list[Patch]) -> Place:
+    def place(self, shape: Any, patches: list[Patch]) -> EvaluationCall:
         """Return a call's place, which differs from those of equal calls in the evaluation."""
         number = sum(known.shape == shape and known.patches == patches for known in self._calls)
-        place = Place(shape, patches, number)
+        place = EvaluationCall(shape, patches, number)
         self._calls.append(place)
         return place
 
-    def find(self, place: Place) -> V | None:
+    def find(self, place: EvaluationCall) -> V | None:
         """Return what was kept of the last call at this place, or None."""
         return next((kept for known, kept in self._kept if known == place), None)
 
-    def keep(self, place: Place, thing: V) -> None:
+    def keep(self, place: EvaluationCall, thing: V) -> None:
         """Keep a thing in place of an older one."""
         self._kept = [each for each in self._kept if each[0] != place]
         self._kept.append((place, thing))

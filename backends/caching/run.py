@@ -16,7 +16,7 @@ from .tally import Tally
 V = TypeVar("V")
 
 
-class Run(Generic[V]):
+class CachedRun(Generic[V]):
     """Its steps, what is kept of its calls, and counts of them.
 
     Attributes:

@@ -36,7 +36,7 @@ class _Change(NamedTuple):
     after: Any
 
 
-class Guests:
+class PackCode:
     """What other packs' files put in place of the host's code while a job runs."""
 
     def __init__(self, files: Sequence[PackFile], changes: Sequence[_Change] = ()) -> None:
@@ -77,7 +77,7 @@ class Guests:
 
 
 @contextlib.contextmanager
-def transplanted(files: Sequence[PackFile]) -> Iterator[Guests]:
+def transplanted(files: Sequence[PackFile]) -> Iterator[PackCode]:
     """Within this, the host is as other packs' files change it.
 
     Args:
@@ -88,7 +88,7 @@ def transplanted(files: Sequence[PackFile]) -> Iterator[Guests]:
         BuildError: a file does not run by itself.
     """
     if not files:
-        yield Guests(())
+        yield PackCode(())
         return
     before, modules, path = _snapshot(), dict(sys.modules), list(sys.path)
     changes: list[_Change] = []
@@ -99,7 +99,7 @@ def transplanted(files: Sequence[PackFile]) -> Iterator[Guests]:
         finally:
             # Now: what a build changes later in torch's classes is not to be undone.
             changes = _changes(before)
-        yield Guests(files, changes)
+        yield PackCode(files, changes)
     finally:
         for change in changes:
             if change.before is _NOTHING:

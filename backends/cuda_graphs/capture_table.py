@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Known:
+class KnownCall:
     """What is known of one key.
 
     Attributes:
@@ -54,7 +54,7 @@ class Known:
         raise NotImplementedError
 
 
-K = TypeVar("K", bound=Known)
+K = TypeVar("K", bound=KnownCall)
 
 
 class CaptureTable(Generic[K]):

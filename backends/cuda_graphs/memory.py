@@ -60,7 +60,7 @@ class Held(Protocol):
         """
 
 
-class Owner(Protocol):
+class GraphOwner(Protocol):
     """Whoever replays a graph; notified when it is dropped."""
 
     def forget(self, graph: Any, *, crowded: bool) -> None:
@@ -82,7 +82,7 @@ class CardMemory:
         self._release = release
         self._lock = threading.RLock()
         #: The one that was used last is the last.
-        self._owners: dict[Held, weakref.ref[Owner]] = {}
+        self._owners: dict[Held, weakref.ref[GraphOwner]] = {}
         self._own: dict[Held, int] = {}
         self._retired: list[Any] = []
         self._shared = 0
@@ -109,7 +109,7 @@ class CardMemory:
             self._pool = torch.cuda.graph_pool_handle()
         return self._pool
 
-    def add(self, graph: Held, owner: Owner, size: int) -> Reason | None:
+    def add(self, graph: Held, owner: GraphOwner, size: int) -> Reason | None:
         """Count a new graph, for which the pool grew by `size` bytes.
 
         Over the budget the graphs that were not used for longest are dropped, one by one, as long

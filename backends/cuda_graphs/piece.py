@@ -26,7 +26,7 @@ from .captured_call import THREAD, capturing, forget_frames, undisturbed
 #: In bytes, of tensors side by side: any kernel reads at such an address.
 _ALIGNMENT = 256
 #: A place's graph, as its compiler made it.
-Call = Callable[[list[Any]], Any]
+GraphCall = Callable[[list[Any]], Any]
 
 
 class Statics:
@@ -128,7 +128,7 @@ class Piece:
 
     def capture(
         self,
-        call: Call,
+        call: GraphCall,
         weights: Sequence[Any],
         inputs: Sequence[Any],
         live: Mapping[str, Any],
@@ -179,7 +179,7 @@ class Piece:
         ]
         return tensors_of(given), given
 
-    def _record(self, call: Call, arguments: list[Any]) -> None:
+    def _record(self, call: GraphCall, arguments: list[Any]) -> None:
         """Run the call; every tensor that it makes is gone when this returns."""
         results = call(arguments)
         self.results = self._left_in(map(form_of, results))

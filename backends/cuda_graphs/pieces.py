@@ -25,9 +25,9 @@ from ..reasons import Reason, of
 from ..weights.fetching import Fetched
 from . import driver, streams
 from .capture_gate import CAPTURE_GATE
-from .capture_table import CaptureTable, Known, missing_bytes
+from .capture_table import CaptureTable, KnownCall, missing_bytes
 from .memory import CapturedMemory
-from .piece import Call, Piece, Statics, form_of, tensors_of
+from .piece import GraphCall, Piece, Statics, form_of, tensors_of
 from .piece_weights import Copies, InPlace, Weights
 from .replay_check import why_other
 from .signatures import CaptureError
@@ -57,7 +57,7 @@ class PlaceCall(NamedTuple):
 
     place: Hashable
     form: Hashable
-    graph: Call
+    graph: GraphCall
     fetched: Fetched
     inputs: Sequence[Any]
     live: Mapping[str, Any]
@@ -76,7 +76,7 @@ class PlaceCall(NamedTuple):
 
 
 @dataclass
-class _Place(Known):
+class _Place(KnownCall):
     """What is known of one form of calls at one place."""
 
     #: Forms of what a call gave.

@@ -22,7 +22,7 @@ from ..host_api.execution import check_cancelled
 from ..reasons import NOTHING, Reason, of
 from ..weights.addresses import AddressBook, Addresses
 from . import driver
-from .capture_table import CLEAN_CALLS, CaptureTable, Known, missing_bytes
+from .capture_table import CLEAN_CALLS, CaptureTable, KnownCall, missing_bytes
 from .captured_call import CapturedCall
 from .memory import CapturedMemory
 from .replay_check import ReplayCheck, copies, is_proved, made, may_be_kept
@@ -38,7 +38,7 @@ _BACK_OFF = 8
 
 
 @dataclass
-class _Signature(Known):
+class _Signature(KnownCall):
     """What is known of one signature."""
 
     #: The form to capture, since when clean calls are counted.

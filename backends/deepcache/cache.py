@@ -26,14 +26,14 @@ from ..host_api.unets import ARGUMENTS, is_own_forward
 from ..kinds.tolerance import REPEATED_L2, judge
 from ..reasons import Reason, of
 from .branches import Branch
-from .calls import Before, Step, alone, random_state, within
+from .calls import Before, UNetStep, alone, random_state, within
 from .features import bytes_of, shape_of
 from .guard import OwnError
-from .run import Options, Run
+from .run import DeepCacheOptions, DeepCacheRun
 from .shares import shares, usual_side
 
 
-class DeepCache(Cache[Run]):
+class DeepCache(Cache[DeepCacheRun]):
     """Keeps deep features of one UNet within each sampler run."""
 
     name = "DeepCache"
@@ -42,7 +42,7 @@ class DeepCache(Cache[Run]):
     def __init__(
         self,
         branch: Branch,
-        options: Options,
+        options: DeepCacheOptions,
         events: Events,
         *,
         identifier: str,
@@ -69,7 +69,9 @@ class DeepCache(Cache[Run]):
 
     # --- a run ------------------------------------------------------------------------------------
 
-    def _begin(self, guider: Any, sigmas: torch.Tensor, extra: Any, *others: Any) -> Run | None:
+    def _begin(
+        self, guider: Any, sigmas: torch.Tensor, extra: Any, *others: Any
+    ) -> DeepCacheRun | None:
         options = extra.get("model_options", {})
         if (theirs := other_cache(sampled(guider), options)) is not None:
             self._step_aside(theirs)
@@ -81,7 +83,7 @@ class DeepCache(Cache[Run]):
             return None
         if not self.branch.is_current():
             self.branch = Branch(self._unet, self.branch.number)
-        return Run.begin(self.options, guider, sigmas)
+        return DeepCacheRun.begin(self.options, guider, sigmas)
 
     def _is_copied(self, guider: Any) -> bool:
         """Whether a copy of the UNet, with its own weights, runs here."""
@@ -112,8 +114,8 @@ class DeepCache(Cache[Run]):
         return output
 
     def _prepare(
-        self, run: Run, executor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Step | None:
+        self, run: DeepCacheRun, executor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> UNetStep | None:
         """Decide how a call of the UNet is made; None: as the host makes it, from now on."""
         call = {**dict.fromkeys(ARGUMENTS), **dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
         x, options = call["x"], call["transformer_options"]
@@ -127,22 +129,22 @@ class DeepCache(Cache[Run]):
         sort = FULL if feature is None else SHALLOW
         before = Before.of(call)
         if feature is not None:
-            step = Step(self._shallow(executor, feature, call), alone, before)
+            step = UNetStep(self._shallow(executor, feature, call), alone, before)
         elif is_full and not run.keeps:
-            step = Step(functools.partial(executor, *args, **kwargs), alone, before)
+            step = UNetStep(functools.partial(executor, *args, **kwargs), alone, before)
         else:
             structure = repr((shape.structure, [patch.name for patch in place.patches]))
             random = None if structure in self._checked else random_state(x.device)
             make, split = self._whole(executor, call)
-            step = Step(make, split, before, place, structure, random)
+            step = UNetStep(make, split, before, place, structure, random)
         self.evaluations[sort] += 1
         return step._replace(ended=run.tally.begin(sort, shape.chunks, x.device))
 
     def _finish(
         self,
-        run: Run,
+        run: DeepCacheRun,
         executor: Any,
-        step: Step,
+        step: UNetStep,
         output: torch.Tensor,
         feature: torch.Tensor | None,
     ) -> None:
@@ -200,7 +202,7 @@ class DeepCache(Cache[Run]):
         return all(map(self._is_known, host.wrappers_within(executor)))
 
     def _is_right(
-        self, executor: Any, step: Step, output: torch.Tensor, feature: torch.Tensor
+        self, executor: Any, step: UNetStep, output: torch.Tensor, feature: torch.Tensor
     ) -> bool:
         """At the first full call of a structure: with the feature just kept, the shallow path must
         return the full output, bit for bit, or nearly so where both run compiled.

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..caching.places import Place
+from ..caching.places import EvaluationCall
 from ..device.gpu import random_states
 from ..host_api.patcher import call_within
 from ..host_api.unets import ARGUMENTS
 
 
-class Step(NamedTuple):
+class UNetStep(NamedTuple):
     """One call of the UNet as it is to be made.
 
     Attributes:
@@ -29,7 +29,7 @@ class Step(NamedTuple):
     call: Callable[[], Any]
     split: Callable[[Any], Any]
     before: Before
-    place: Place | None = None
+    place: EvaluationCall | None = None
     structure: str = ""
     random: bytes | None = None
     ended: Callable[[], None] = lambda: None

@@ -15,7 +15,7 @@ from .schedule import Drift, Schedule, custom, quadratic, uniform
 
 
 @dataclass(frozen=True)
-class Options:
+class DeepCacheOptions:
     """What the user chose on the node; the defaults are the best of those that were measured
     (docs/deepcache.md).
 
@@ -47,7 +47,7 @@ class Options:
         return uniform(steps, self.interval)
 
 
-class Run(caching.Run[torch.Tensor]):
+class DeepCacheRun(caching.CachedRun[torch.Tensor]):
     """One sampler run: its steps, the features of its calls, and counts of them."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Run(caching.Run[torch.Tensor]):
         self._steps, self._full, self._drift = steps, full, drift
 
     @classmethod
-    def begin(cls, options: Options, guider: Any, sigmas: torch.Tensor) -> Run:
+    def begin(cls, options: DeepCacheOptions, guider: Any, sigmas: torch.Tensor) -> DeepCacheRun:
         """Return the run that a guider of the host's begins over these sigmas."""
         ends = [sampling.sigma_at(guider, p) for p in (options.start_percent, options.end_percent)]
         steps = in_range(sigmas.tolist(), *ends)  # the run's one wait for the GPU

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .kinds import AMD, CPU, CUDA, GPU_TYPES, KINDS, NVIDIA, Kind, other
+from .kinds import AMD, CPU, CUDA, GPU_TYPES, KINDS, NVIDIA, DeviceKind, other
 
 #: What the answer of a GPU that is only pretended is marked with.
 PRETENDED = "warmgraph_pretends"
@@ -34,13 +34,13 @@ def is_gpu(device: torch.device | str) -> bool:
     return (device if isinstance(device, str) else device.type) in GPU_TYPES
 
 
-def kind_of(device: torch.device | str) -> Kind:
+def kind_of(device: torch.device | str) -> DeviceKind:
     """Return the sort of a device, or of a device type, for this PyTorch."""
     return _kind(device, torch.version.cuda, torch.version.hip)
 
 
 @cache
-def _kind(device: torch.device | str, cuda: str | None, hip: str | None) -> Kind:
+def _kind(device: torch.device | str, cuda: str | None, hip: str | None) -> DeviceKind:
     """Return the row of a type; PyTorch is built for one of the two that it calls "cuda"."""
     type = device if isinstance(device, str) else device.type
     built_for = NVIDIA if cuda is not None else AMD if hip is not None else ""

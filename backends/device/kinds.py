@@ -24,7 +24,7 @@ ABILITIES = (QUEUE, PACKED_KERNELS, CUDA_GRAPHS, NVRTC, CUDNN_ATTENTION)
 
 
 @dataclass(frozen=True)
-class Kind:
+class DeviceKind:
     """A sort of device.
 
     Attributes:
@@ -64,8 +64,8 @@ class Kind:
 
 
 KINDS = (
-    Kind(CUDA, NVIDIA, {}),
-    Kind(
+    DeviceKind(CUDA, NVIDIA, {}),
+    DeviceKind(
         CUDA,
         AMD,
         {
@@ -75,7 +75,7 @@ KINDS = (
             CUDNN_ATTENTION: "cuDNN is NVIDIA's",
         },
     ),
-    Kind(
+    DeviceKind(
         XPU,
         INTEL,
         {
@@ -91,6 +91,6 @@ KINDS = (
 GPU_TYPES = frozenset(kind.type for kind in KINDS if kind.has_queue)
 
 
-def other(type: str) -> Kind:
-    """Return the `Kind` of an unknown device, such as the processor."""
-    return Kind(type, "", dict.fromkeys(ABILITIES, "it is no GPU that is known here"))
+def other(type: str) -> DeviceKind:
+    """Return the `DeviceKind` of an unknown device, such as the processor."""
+    return DeviceKind(type, "", dict.fromkeys(ABILITIES, "it is no GPU that is known here"))

@@ -13,7 +13,7 @@ import torch
 from ..contract import InputSpec
 from ..plans.binding import Forward
 from ..plans.family import Family
-from ..plans.plan import Call, Form, Place, Plan, dispatch_one, host_forward, shallow_copy
+from ..plans.plan import Form, Place, Plan, RegionCall, dispatch_one, host_forward, shallow_copy
 from . import unet
 
 NAME = "adapter"
@@ -26,7 +26,7 @@ class Block(Form):
     name = "block"
     children: tuple[str, ...] | None = ("in_conv", "block1", "act", "block2", "skep")
 
-    def serving(self, call: Call, module: Any) -> Forward:
+    def serving(self, call: RegionCall, module: Any) -> Forward:
         return lambda x: call(module.down_opt(x) if module.down else x)
 
     def label(self, module: Any) -> str:

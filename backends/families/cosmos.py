@@ -14,10 +14,10 @@ from ..contract import InputSpec, Symbol
 from ..plans.binding import OR_NONE, TAKEN, Arguments, Forward, needed
 from ..plans.family import Family, Inputs
 from ..plans.plan import (
-    Call,
     Form,
     Place,
     Plan,
+    RegionCall,
     dispatch_one,
     dispatch_several,
     host_forward,
@@ -136,7 +136,7 @@ class Last(Form):
         x, *modulation = inputs
         return host_forward(module, x[:, None, :, None], *modulation).flatten(1, 3)
 
-    def serving(self, call: Call, module: Any) -> Forward:
+    def serving(self, call: RegionCall, module: Any) -> Forward:
         def serve(x: torch.Tensor, emb: torch.Tensor, adaln: Any) -> torch.Tensor | None:
             if emb.shape[1] != 1:
                 call.decline(dit.FRAMES)
@@ -203,7 +203,7 @@ def _adaln(module: Any, times: int | str, width: int, dtype: str) -> tuple[Input
 
 
 def _serve(
-    calls: Sequence[Call],
+    calls: Sequence[RegionCall],
     options: dit.Options,
     x: torch.Tensor,
     emb: torch.Tensor,

@@ -13,7 +13,7 @@ from ..contract import InputSpec
 from ..host_api.options import PATCHES, UNREAD
 from ..operators import host_attention, live_arguments
 from ..plans.binding import OR_NONE, Arguments, Forward, Use
-from ..plans.plan import Call, Form, Place, Plan, dispatch_one, unknown_layer
+from ..plans.plan import Form, Place, Plan, RegionCall, dispatch_one, unknown_layer
 from ..plans.symbols import SYMBOLS as SYMBOLS
 from ..reasons import Reason, of
 
@@ -55,14 +55,14 @@ class Attending(Form):
 
     live_attention = True
 
-    def serving(self, call: Call, module: Any) -> Forward:
+    def serving(self, call: RegionCall, module: Any) -> Forward:
         return partial(self.serve, call)
 
     def changed(self, options: Options) -> Reason | None:
         """Return why a block must run the host's code in a call with these options, or None."""
         return changed(options)
 
-    def serve(self, call: Call, options: Options, *inputs: Any) -> Any:
+    def serve(self, call: RegionCall, options: Options, *inputs: Any) -> Any:
         """Compute a place of what is taken of a call; None where the host must."""
         if (reason := self.changed(options)) is not None:
             return call.decline(reason)
@@ -166,7 +166,7 @@ def changed(options: Options) -> Reason | None:
 
 
 def serve(
-    call: Call,
+    call: RegionCall,
     reason: Reason | None,
     options: Options,
     *inputs: Any,

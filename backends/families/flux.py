@@ -15,7 +15,7 @@ import torch
 from ..contract import InputSpec
 from ..plans.binding import TAKEN
 from ..plans.family import Family, Inputs
-from ..plans.plan import Call, Form, Plan, host_forward, host_results
+from ..plans.plan import Form, Plan, RegionCall, host_forward, host_results
 from ..reasons import Reason
 from . import dit
 
@@ -66,7 +66,7 @@ class Double(dit.Attending):
         """Text is clamped into a new tensor if its dtype may overflow."""
         return position == 0 or dtype is not torch.float16
 
-    def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
+    def serve(self, call: RegionCall, options: dit.Options, *inputs: Any) -> Any:
         img, txt, vec, pe = inputs
         if (reason := _problem(options, pe)) is not None:
             return call.decline(reason)
@@ -106,7 +106,7 @@ class Single(dit.Attending):
         """As the text of `Double`."""
         return dtype is not torch.float16
 
-    def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
+    def serve(self, call: RegionCall, options: dit.Options, *inputs: Any) -> Any:
         x, vec, pe = inputs
         return dit.serve(call, _problem(options, pe), options, x, pe, *_parts(vec))
 

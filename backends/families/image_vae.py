@@ -18,10 +18,10 @@ from ..kinds.layout import CHANNELS_LAST
 from ..plans.binding import TAKEN, Arguments
 from ..plans.family import Family
 from ..plans.plan import (
-    Call,
     Form,
     Place,
     Plan,
+    RegionCall,
     dispatch_one,
     dispatch_several,
     host_forward,
@@ -273,7 +273,7 @@ def _problem(layer: Any) -> Reason | None:
     return None
 
 
-def _attend(module: Any, calls: Sequence[Call], x: torch.Tensor) -> torch.Tensor | None:
+def _attend(module: Any, calls: Sequence[RegionCall], x: torch.Tensor) -> torch.Tensor | None:
     """Compute an AttnBlock; in between the host attends, with the block's low-memory fallback."""
     enter, leave = calls
     qkv = enter(x)

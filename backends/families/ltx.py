@@ -16,7 +16,7 @@ from ..contract import InputSpec, Symbol
 from ..host_api import attention
 from ..plans.binding import OR_NONE, TAKEN
 from ..plans.family import Family, Inputs
-from ..plans.plan import Call, Form, Plan, host_forward, host_results
+from ..plans.plan import Form, Plan, RegionCall, host_forward, host_results
 from ..reasons import Reason, of
 from . import dit
 
@@ -215,7 +215,7 @@ class VideoBlock(dit.Attending):
         )
         return result.view(x.shape)
 
-    def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
+    def serve(self, call: RegionCall, options: dit.Options, *inputs: Any) -> Any:
         x, context, mask, timestep, pe, guides, prompt = inputs
         reason = _problem(options, guides, {})
         parts = _by_groups((timestep,), x)
@@ -335,7 +335,7 @@ class _Texts:
             self._of, self._known = None, ()
 
 
-def _both(texts: _Texts, call: Call, options: dit.Options, *inputs: Any) -> Any:
+def _both(texts: _Texts, call: RegionCall, options: dit.Options, *inputs: Any) -> Any:
     """Compute a block of video and audio."""
     (vx, ax), v_context, a_context, mask, v_time, a_time, *tables = inputs[:10]
     v_cross, a_cross, v_gate, a_gate, guides, *prompts = inputs[10:]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..plans.plan import Call, Passage, host_forward, shallow_copy
+from ..plans.plan import Passage, RegionCall, host_forward, shallow_copy
 from .ltx_pieces import FRAMES, KEPT
 
 #: Indices of the kept frames; those of a piece follow from zero on.
@@ -74,7 +74,7 @@ def _frames_like(x: torch.Tensor, channels: int, count: int) -> torch.Tensor:
 
 
 def residual(
-    module: Any, picks: Picks, call: Call, x: torch.Tensor, causal: bool, timestep: Any
+    module: Any, picks: Picks, call: RegionCall, x: torch.Tensor, causal: bool, timestep: Any
 ) -> torch.Tensor | None:
     """Compute a residual block on a piece; None if the host must."""
     thread, frames = threading.get_ident(), x.shape[FRAMES]
@@ -134,7 +134,9 @@ class _Past(tuple[Any, ...]):
     frame: torch.Tensor | None
 
 
-def up(module: Any, picks: Picks, call: Call, x: torch.Tensor, causal: bool) -> torch.Tensor | None:
+def up(
+    module: Any, picks: Picks, call: RegionCall, x: torch.Tensor, causal: bool
+) -> torch.Tensor | None:
     """Compute an upsampling on a piece; None if the host must."""
     thread, frames = threading.get_ident(), x.shape[FRAMES]
     state = module.temporal_cache_state.get(thread, (None, True, True))

@@ -30,7 +30,7 @@ def _by_channels(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous(memory_format=torch.channels_last_3d)
 
 
-class Way:
+class FrameConvolution:
     """One convolution of a block within a region: the frames it picks, had kept, and keeps."""
 
     def __init__(self, convolution: Any, index: torch.Tensor, kept: torch.Tensor) -> None:
@@ -62,7 +62,7 @@ class Way:
 class PickedNorm(Passage):
     """A norm of a region, on the frames that the next convolution takes."""
 
-    def __init__(self, norm: torch.nn.Module, way: Way) -> None:
+    def __init__(self, norm: torch.nn.Module, way: FrameConvolution) -> None:
         super().__init__()
         self.norm = norm
         self.way = way
@@ -74,7 +74,7 @@ class PickedNorm(Passage):
 class Convolution(Passage):
     """A causal convolution of a region, on picked frames or all it is given."""
 
-    def __init__(self, way: Way, given: torch.Tensor | None = None) -> None:
+    def __init__(self, way: FrameConvolution, given: torch.Tensor | None = None) -> None:
         super().__init__()
         self.way = way
         self.given = given

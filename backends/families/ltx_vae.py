@@ -22,7 +22,17 @@ from ..plans.pairs import norm_and_activation
 from ..plans.plan import Form, Place, Plan, dispatch_one, host_forward, shallow_copy, unknown_layer
 from ..reasons import Reason, of
 from . import image_vae, ltx_forwards
-from .ltx_pieces import FRAMES, KEPT, Convolution, Given, Kept, PickedNorm, Way, mirrors, picked
+from .ltx_pieces import (
+    FRAMES,
+    KEPT,
+    Convolution,
+    FrameConvolution,
+    Given,
+    Kept,
+    PickedNorm,
+    mirrors,
+    picked,
+)
 
 NAME = "ltx_vae"
 
@@ -83,8 +93,8 @@ class Residual(Form):
         timestep = others.pop() if module.timestep_conditioning else None
         (around,) = others or (x,)
         ways = (
-            Way(module.conv1, first, kept_first),
-            Way(module.conv2, last, kept_last),
+            FrameConvolution(module.conv1, first, kept_first),
+            FrameConvolution(module.conv2, last, kept_last),
         )
         cut = shallow_copy(
             module,
@@ -126,7 +136,7 @@ class Up(Form):
 
     def reference(self, module: Any, *inputs: Any) -> Any:
         x, kept, taken, *others = inputs
-        way = Way(module.conv, taken, kept)
+        way = FrameConvolution(module.conv, taken, kept)
         past = x
         if module.residual:
             kept_past, index = others

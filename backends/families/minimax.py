@@ -16,11 +16,11 @@ from ..contract import InputSpec, Symbol
 from ..plans.binding import TAKEN
 from ..plans.family import Family, Inputs
 from ..plans.plan import (
-    Call,
     Form,
     Passage,
     Place,
     Plan,
+    RegionCall,
     dispatch_one,
     host_forward,
     shallow_copy,
@@ -157,7 +157,7 @@ def _index(segments: _Segments, device: torch.device) -> torch.Tensor:
 def _serve(
     kinds: _Kinds,
     module: Any,
-    call: Call,
+    call: RegionCall,
     options: dit.Options,
     x: torch.Tensor,
     t_emb: torch.Tensor,

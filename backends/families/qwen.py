@@ -15,7 +15,15 @@ from torch.overrides import TorchFunctionMode
 from ..contract import InputSpec, Symbol
 from ..plans.binding import OR_NONE, TAKEN
 from ..plans.family import Family, Inputs
-from ..plans.plan import Call, Form, Place, Plan, dispatch_several, host_results, unknown_layer
+from ..plans.plan import (
+    Form,
+    Place,
+    Plan,
+    RegionCall,
+    dispatch_several,
+    host_results,
+    unknown_layer,
+)
 from . import dit
 
 NAME = "qwen"
@@ -189,7 +197,7 @@ def _table(name: str, tokens: str, module: Any, dtype: str) -> InputSpec:
 
 
 def _serve(
-    calls: Sequence[Call],
+    calls: Sequence[RegionCall],
     options: dit.Options,
     img: torch.Tensor,
     txt: torch.Tensor,

@@ -17,7 +17,7 @@ import torch
 from ..contract import InputSpec, Symbol
 from ..plans.binding import TAKEN
 from ..plans.family import Family, Inputs
-from ..plans.plan import Call, Form, Plan, host_forward
+from ..plans.plan import Form, Plan, RegionCall, host_forward
 from . import dit
 
 NAME = "qwen21"
@@ -132,7 +132,7 @@ class _Rows:
 
 def _serve(
     rows: _Rows,
-    call: Call,
+    call: RegionCall,
     options: dit.Options,
     x: torch.Tensor,
     mod: _Modulation,

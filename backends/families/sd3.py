@@ -14,7 +14,7 @@ import torch
 from ..contract import InputSpec
 from ..plans.binding import TAKEN, Arguments
 from ..plans.family import Family, Inputs
-from ..plans.plan import Call, Form, Plan, host_results
+from ..plans.plan import Form, Plan, RegionCall, host_results
 from . import dit
 
 NAME = "sd3"
@@ -48,7 +48,7 @@ class Joint(dit.Attending):
         )
         return results[1] if module.context_block.pre_only else results
 
-    def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
+    def serve(self, call: RegionCall, options: dit.Options, *inputs: Any) -> Any:
         # The host's code asks for no patches within blocks.
         results = dit.serve(call, None, options, *inputs)
         return (None, results) if isinstance(results, torch.Tensor) else results

@@ -16,7 +16,7 @@ from ..code.sources import is_foreign
 from ..contract import InputSpec
 from ..kinds.layout import CHANNELS_LAST
 from ..plans.binding import OR_NONE, TAKEN, Arguments
-from ..plans.plan import Call, Form, host_forward, shallow_copy
+from ..plans.plan import Form, RegionCall, host_forward, shallow_copy
 from ..reasons import Reason, of
 
 
@@ -105,7 +105,7 @@ ARGUMENTS = Arguments(x=TAKEN, context=OR_NONE, transformer_options=OR_NONE)
 
 
 def serve_spatial(
-    module: Any, calls: Sequence[Call], options: Any, x: torch.Tensor, context: Any
+    module: Any, calls: Sequence[RegionCall], options: Any, x: torch.Tensor, context: Any
 ) -> torch.Tensor | None:
     entry, leave = calls
     options = {} if options is None else options

@@ -20,11 +20,11 @@ from ..kinds.layout import CHANNELS_LAST
 from ..plans.binding import OR_NONE, TAKEN, Arguments, Forward, needed
 from ..plans.family import Family, Inputs
 from ..plans.plan import (
-    Call,
     Form,
     Passage,
     Place,
     Plan,
+    RegionCall,
     dispatch_one,
     dispatch_several,
     host_forward,
@@ -103,7 +103,7 @@ class Block(dit.Attending):
         x, context = inputs
         return host_forward(module, x, context=context, transformer_options=dit.options())
 
-    def serving(self, call: Call, module: Any) -> Forward:
+    def serving(self, call: RegionCall, module: Any) -> Forward:
         # By another pack's forward, if it has one.
         kept = options_kept(type(module).forward)
 
@@ -156,7 +156,7 @@ class Up(Form):
         x, height, width = inputs
         return host_forward(module, x, (x.shape[0], x.shape[1], height, width))
 
-    def serving(self, call: Call, module: Any) -> Forward:
+    def serving(self, call: RegionCall, module: Any) -> Forward:
         def serve(x: torch.Tensor, output_shape: Any) -> Any:
             size = [2 * s for s in x.shape[2:]] if output_shape is None else output_shape[2:]
             return call(x, int(size[0]), int(size[1]))

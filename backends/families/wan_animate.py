@@ -17,13 +17,13 @@ import torch
 from ..contract import InputSpec, Symbol
 from ..plans.binding import TAKEN, Arguments
 from ..plans.plan import (
-    Call,
     Dispatch,
     Form,
     Method,
     Passage,
     Place,
     Plan,
+    RegionCall,
     shallow_copy,
     unknown_layer,
 )
@@ -180,7 +180,13 @@ class _Calls:
     """A block's region calls, for one call by the host."""
 
     def __init__(
-        self, calls: Sequence[Call], block: Any, e: Any, context: Any, length: Any, options: Any
+        self,
+        calls: Sequence[RegionCall],
+        block: Any,
+        e: Any,
+        context: Any,
+        length: Any,
+        options: Any,
     ) -> None:
         self._queries, self._keys, self._rest = calls
         self._attention = block.self_attn
@@ -215,7 +221,7 @@ def _method(block: Any, arguments: Arguments, serve: Any) -> Method:
 
 def _pose(
     block: Any,
-    calls: Sequence[Call],
+    calls: Sequence[RegionCall],
     options: dit.Options,
     x: torch.Tensor,
     e: torch.Tensor,
@@ -234,7 +240,7 @@ def _pose(
 
 def _generated(
     block: Any,
-    calls: Sequence[Call],
+    calls: Sequence[RegionCall],
     options: dit.Options,
     x: torch.Tensor,
     e: torch.Tensor,
@@ -254,7 +260,7 @@ def _generated(
 
 
 def _kept(
-    _block: Any, calls: Sequence[Call], _options: dit.Options, x: Any, e: Any, freqs: Any
+    _block: Any, calls: Sequence[RegionCall], _options: dit.Options, x: Any, e: Any, freqs: Any
 ) -> Any:
     """Compute keys and values of kept tokens."""
     modulation = of_all_frames(e, 3)

@@ -11,7 +11,7 @@ import torch
 
 from ..contract import InputSpec
 from ..plans.binding import TAKEN, Arguments, Forward
-from ..plans.plan import Call, Form, Place, Plan, dispatch_one, host_forward
+from ..plans.plan import Form, Place, Plan, RegionCall, dispatch_one, host_forward
 from ..reasons import of
 from . import dit
 
@@ -71,7 +71,7 @@ class ImageBlock(Block):
         length = image.shape[1]
         return host_forward(module, x, e, freqs, context, length, transformer_options=dit.options())
 
-    def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
+    def serve(self, call: RegionCall, options: dit.Options, *inputs: Any) -> Any:
         """The image's tokens precede the text's."""
         x, e, freqs, context, length = inputs
         modulation = of_all_frames(e, 3)
@@ -109,7 +109,7 @@ class FrameBlock(Block):
             module, tokens, e, freqs.flatten(1, 2), context, None, transformer_options=dit.options()
         )
 
-    def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
+    def serve(self, call: RegionCall, options: dit.Options, *inputs: Any) -> Any:
         x, e, freqs, context = inputs
         if e.dim() != 4 or x.shape[1] % e.shape[1]:
             return call.decline(_UNEVEN)
@@ -133,7 +133,7 @@ class Head(Form):
             InputSpec("e", dtype, ("batch", module.dim)),
         )
 
-    def serving(self, call: Call, module: Any) -> Forward:
+    def serving(self, call: RegionCall, module: Any) -> Forward:
         def serve(x: torch.Tensor, e: torch.Tensor) -> Any:
             modulation = of_all_frames(e, 2)
             return call.decline(dit.FRAMES) if modulation is None else call(x, modulation)
@@ -178,7 +178,7 @@ def of_frames(tokens: torch.Tensor, frames: int) -> torch.Tensor:
 
 
 def serve_block(
-    calls: Sequence[Call], options: dit.Options, x: Any, e: Any, freqs: Any, context: Any
+    calls: Sequence[RegionCall], options: dit.Options, x: Any, e: Any, freqs: Any, context: Any
 ) -> Any:
     """Compute a plain block, by its second call where each frame has a timestep."""
     plain, *more = calls

@@ -9,7 +9,7 @@ import torch
 
 from ..contract import InputSpec
 from ..plans.binding import OR_NONE, TAKEN, Forward
-from ..plans.plan import Call, host_forward
+from ..plans.plan import RegionCall, host_forward
 from ..reasons import of
 from . import dit
 from .wan_blocks import Block, context_input, of_all_frames, of_frames, table_input
@@ -41,7 +41,7 @@ class HintBlock(Block):
         result = _plain_forward()(module, *inputs, None, transformer_options=dit.options())
         return result
 
-    def serving(self, call: Call, module: Any) -> Forward:
+    def serving(self, call: RegionCall, module: Any) -> Forward:
         """The host's products stay around the graph."""
 
         def serve(options: dit.Options, c: Any, x: Any, e: Any, freqs: Any, context: Any) -> Any:
@@ -92,7 +92,7 @@ class SoundBlock(Block):
             transformer_options=dit.options(),
         )
 
-    def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
+    def serve(self, call: RegionCall, options: dit.Options, *inputs: Any) -> Any:
         """Cut the video into the frames of the audio."""
         x, e, freqs, context, audio = inputs
         modulation = of_all_frames(e, 3)

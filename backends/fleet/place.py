@@ -43,7 +43,7 @@ def private_folder(spool: Path) -> Iterator[Path]:
         shutil.rmtree(name, ignore_errors=True)
 
 
-class Place:
+class StorePlace:
     """What fsspec leads to."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
@@ -96,7 +96,7 @@ class Place:
         return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
 
 
-class FolderPlace(Place):
+class FolderPlace(StorePlace):
     """A folder that is mounted here."""
 
     def __init__(self, url: str) -> None:
@@ -112,7 +112,7 @@ class FolderPlace(Place):
         return path
 
     def fetch(self, name: str, target: Path, most: int) -> None:
-        """See `Place`."""
+        """See `StorePlace`."""
         with open_regular(self._folder / name) as source, open(target, "xb") as copy:
             while step := source.read(_STEP_BYTES):
                 copy.write(step)
@@ -120,29 +120,29 @@ class FolderPlace(Place):
                     raise TooLargeError
 
     def write(self, name: str, data: bytes) -> None:
-        """See `Place`."""
+        """See `StorePlace`."""
         write_whole(self._made(name), data)
 
     def create(self, name: str, data: bytes) -> None:
-        """See `Place`."""
+        """See `StorePlace`."""
         with open(self._made(name), "xb") as file:
             file.write(data)
 
     def remove(self, name: str) -> None:
-        """See `Place`."""
+        """See `StorePlace`."""
         (self._folder / name).unlink()
 
     def names(self, folder: str) -> list[str]:
-        """See `Place`."""
+        """See `StorePlace`."""
         try:
             return sorted(os.listdir(self._folder / folder))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
 
-def open_place(url: str, options: Mapping[str, Any]) -> Place:
+def open_place(url: str, options: Mapping[str, Any]) -> StorePlace:
     """Return the place that a checked URL leads to."""
-    return FolderPlace(url) if scheme_of(url) == "file" else Place(url, options)
+    return FolderPlace(url) if scheme_of(url) == "file" else StorePlace(url, options)
 
 
 def _limit(most: int) -> Any:

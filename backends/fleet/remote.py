@@ -27,7 +27,7 @@ from ..storing.graph_file import Fault, RefusedFileError, file_name, key_of
 from ..storing.manifest import MAX_PAYLOAD_BYTES
 from ..storing.signing import Signer
 from ..storing.store import Store
-from .place import Place, open_place, private_folder
+from .place import StorePlace, open_place, private_folder
 from .pool import DaemonPool
 from .schemes import SCHEMES, scheme_of, secrets_of, told
 from .settings import READ, WRITE, FleetSettings
@@ -93,7 +93,7 @@ class Remote:
         self.fault: Reason = NOTHING
 
     @cached_property
-    def place(self) -> Place:
+    def place(self) -> StorePlace:
         """Where files lie; may take long the first time."""
         return open_place(self._settings.remote, self._settings.options)
 

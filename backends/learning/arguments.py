@@ -97,7 +97,7 @@ class Variable(NamedTuple):
         return self._replace(growth=_GROWTHS[self.kind][-1])
 
 
-class RootCall:
+class WatchedCall:
     """A watched call, to be made again at other sizes or in another dtype."""
 
     def __init__(self, facts: Mapping[str, Any], dtype: str) -> None:

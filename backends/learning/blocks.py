@@ -111,7 +111,7 @@ def _problem(function: Any) -> Reason | None:
     return problem
 
 
-class Settings:
+class LayerAttributes:
     """The attributes of a block's layers now, except the host's notes."""
 
     def __init__(self, block: torch.nn.Module) -> None:

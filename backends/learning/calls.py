@@ -71,7 +71,7 @@ def by_position(forward: Callable[..., Any], named: Named) -> tuple[list[Any], d
     return args, rest
 
 
-class Call:
+class NotedCall:
     """A call that is being made.
 
     Attributes:

@@ -11,7 +11,7 @@ import torch
 from ..contract import InputSpec, Symbol
 from ..operators import host_attention
 from ..plans.binding import TAKEN, Arguments, Beside
-from ..plans.plan import Call, Form, first_of
+from ..plans.plan import Form, RegionCall, first_of
 from ..reasons import Reason, of
 from .blocks import ReadAttributes, all_read
 from .calls import by_position
@@ -126,7 +126,7 @@ def serve(
     forms: Sequence[Learned],
     idle: Sequence[Mapping[int, int]],
     read: ReadAttributes,
-    calls: Sequence[Call | None],
+    calls: Sequence[RegionCall | None],
     *taken: Any,
 ) -> Any:
     """Compute a block from what is taken of a call, in the first way that fits; None if the host

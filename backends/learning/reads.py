@@ -25,7 +25,7 @@ from ..host_api import attention, layers
 from ..reasons import of
 from ..torch_api.guarding import is_taken_whole, trace
 from .blocks import FETCHING, all_read, kept_functions
-from .calls import Call, by_position, names_of
+from .calls import NotedCall, by_position, names_of
 from .values import classes_of
 
 #: A step from something to its class.
@@ -64,7 +64,7 @@ _UNTOLD = frozenset(
 
 
 @dataclass
-class Known:
+class BlockReads:
     """What one call of a block reads.
 
     Attributes:
@@ -77,7 +77,7 @@ class Known:
     options: set[str] = field(default_factory=set)
     attributes: set[str] = field(default_factory=set)
 
-    def counting(self, call: Call, options: Mapping[str, Any]) -> Any:
+    def counting(self, call: NotedCall, options: Mapping[str, Any]) -> Any:
         """Return what counts of a call: equal for calls that a trace cannot tell apart."""
         facts = {**call.facts, "leaves": list(enumerate(call.facts["leaves"]))}
         facts["leaves"] = [
@@ -86,7 +86,7 @@ class Known:
         return repr((facts, [(n, v if n in self.options else 0) for n, v in options.items()]))
 
 
-def read_by(block: torch.nn.Module, call: Call) -> Known:
+def read_by(block: torch.nn.Module, call: NotedCall) -> BlockReads:
     """Return what a block's code reads in a call.
 
     Args:
@@ -108,7 +108,7 @@ def read_by(block: torch.nn.Module, call: Call) -> Known:
     if by_text:  # which no guard covers for classes
         for part in block.modules():
             _check_class(type(part), watch)
-    known, arguments = Known(), dict(call.facts["arguments"])
+    known, arguments = BlockReads(), dict(call.facts["arguments"])
     names = names_of(forward)
     names = [*names, *(f"*{i}" for i in range(len(args) - len(names)))]
     for guard in guards:
@@ -183,7 +183,7 @@ def _looks_through(block: torch.nn.Module, steps: list[Any], kind: str) -> Any:
 
 
 def _of_block(
-    block: torch.nn.Module, steps: list[Any], absent: Any, known: Known, watch: Watch
+    block: torch.nn.Module, steps: list[Any], absent: Any, known: BlockReads, watch: Watch
 ) -> None:
     part, steps = _part_of(block, steps)
     if part is None:
@@ -198,7 +198,7 @@ def _of_block(
 
 
 def _of_argument(
-    value: Any, template: Any, steps: Sequence[Any], name: str, known: Known, watch: Watch
+    value: Any, template: Any, steps: Sequence[Any], name: str, known: BlockReads, watch: Watch
 ) -> None:
     for i, step in enumerate(steps):
         tag, *content = template
@@ -311,7 +311,7 @@ def _is_fixed(value: Any) -> bool:
     return known or (callable(value) and is_outside(type(value).__module__))
 
 
-def _check_code(block: torch.nn.Module, call: Call, traced: Sequence[types.CodeType]) -> Watch:
+def _check_code(block: torch.nn.Module, call: NotedCall, traced: Sequence[types.CodeType]) -> Watch:
     """Check that all code that ran is in the key; returns what else is, by name."""
     watch = Watch()
     through: list[Callable[..., Any]] = []

@@ -13,12 +13,12 @@ import torch
 from ..errors import LearnError
 from ..host_api.detected import root_of
 from ..reasons import of
-from .arguments import RootCall, Variable
+from .arguments import Variable, WatchedCall
 from .blocks import why_not
 from .branches import by_ranges
 from .family import reason_of
 from .notes import Listener
-from .steps import Made, MetaModel
+from .steps import FakeCall, MetaModel
 from .together import MAX_ALL_WAYS, MAX_WAYS
 from .values import name_of, put_together
 from .ways import Way, digest, learn_way
@@ -76,14 +76,14 @@ class _Lesson:
     ) -> None:
         self._listener = listener
         self._twin = MetaModel(make, dtype, listener)
-        self._call = RootCall(watched, dtype)
+        self._call = WatchedCall(watched, dtype)
         self._watched = dict(watched["blocks"])
         self._other_dtype = "bfloat16" if dtype == "float32" else "float32"
         self._other_twin = MetaModel(make, self._other_dtype, listener)
         self._objections = {name: why_not(block) for name, block in self._twin.blocks.items()}
-        self._base: dict[str, list[Made]] = {}
-        self._other: dict[str, list[Made]] = {}
-        self._runs: list[tuple[list[Variable], dict[str, list[Made]]]] = []
+        self._base: dict[str, list[FakeCall]] = {}
+        self._other: dict[str, list[FakeCall]] = {}
+        self._runs: list[tuple[list[Variable], dict[str, list[FakeCall]]]] = []
         #: Sizes of the step that the model takes no others for.
         self._fixed: list[str] = []
         self._ways: dict[str, Way] = {}
@@ -196,7 +196,7 @@ class _Lesson:
         return self._ranges[key]
 
 
-def _idle(made: Made) -> list[Any]:
+def _idle(made: FakeCall) -> list[Any]:
     """Whole numbers of a call that nothing reads, as they were."""
     leaves = [] if made.call is None else made.call.leaves
     return [

@@ -34,7 +34,7 @@ Vector = tuple[int, ...]
 SUM, PRODUCT = "sum", "product"
 
 
-class Parts(NamedTuple):
+class ComposedSize(NamedTuple):
     """A composed size: `SUM` or `PRODUCT` of names and constants."""
 
     how: str
@@ -57,7 +57,7 @@ class Sizes:
         self._counts: Counter[str] = Counter()
         self._varies: dict[str, frozenset[str]] = {}
         #: By name, where a size is the sum or product of others.
-        self.parts: dict[str, Parts] = {}
+        self.parts: dict[str, ComposedSize] = {}
 
     def named(self, vector: Vector) -> int | str:
         """Return a size: a constant one as it is, otherwise its name."""
@@ -117,18 +117,18 @@ class Sizes:
         return replace(_KNOWN[name.rstrip("0123456789")], name=name)
 
 
-def _made_of(vector: Vector, others: Mapping[str, Vector]) -> Iterator[Parts]:
+def _made_of(vector: Vector, others: Mapping[str, Vector]) -> Iterator[ComposedSize]:
     """Yield the possible compositions of a size."""
     for a, b in combinations(sorted(others), 2):
         pairs = list(zip(others[a], others[b], strict=True))
         if vector == tuple(map(sum, pairs)):
-            yield Parts(SUM, [a, b])
+            yield ComposedSize(SUM, [a, b])
         elif vector == tuple(map(prod, pairs)):
-            yield Parts(PRODUCT, [a, b])
+            yield ComposedSize(PRODUCT, [a, b])
     for name in sorted(others):
         steps = {x - y for x, y in zip(vector, others[name], strict=True)}
         if len(steps) == 1 and 0 < (step := min(steps)) <= _MOST_CONSTANT:
-            yield Parts(SUM, [step, name])
+            yield ComposedSize(SUM, [step, name])
     for several in combinations(sorted(others), 3):
         if vector == tuple(map(prod, zip(*(others[name] for name in several), strict=True))):
-            yield Parts(PRODUCT, list(several))
+            yield ComposedSize(PRODUCT, list(several))

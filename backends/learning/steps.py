@@ -19,18 +19,18 @@ from ..torch_api.fakes import (
     modules_stay,
     sized_fakes,
 )
-from .arguments import RootCall, Spot
+from .arguments import Spot, WatchedCall
 from .blocks import mark
-from .calls import Call, by_position
+from .calls import NotedCall, by_position
 from .notes import Listener, Notes
 from .options import ReadOptions, Reads
-from .reads import Known, read_by
+from .reads import BlockReads, read_by
 from .standing import Standing
 from .values import OPTIONS
 from .watching import Seen, Watcher
 
 
-class Made(Seen):
+class FakeCall(Seen):
     """One call of a block on fakes.
 
     Attributes:
@@ -45,7 +45,7 @@ class Made(Seen):
         self.writes: list[int] = []
         self.attends = ""
         self.reads = Reads()
-        self.known = Known()
+        self.known = BlockReads()
 
 
 class MetaModel:
@@ -90,12 +90,12 @@ class MetaModel:
 
     def step(
         self,
-        call: RootCall,
+        call: WatchedCall,
         sizes: Mapping[Spot, int] | None = None,
         *,
         trying: bool = False,
         is_placed: bool = True,
-    ) -> dict[str, list[Made]]:
+    ) -> dict[str, list[FakeCall]]:
         """Make a step; returns the calls of each block.
 
         Args:
@@ -117,7 +117,7 @@ class MetaModel:
             except Exception as error:  # the host's code, of any version
                 raise _failed(error) from error
 
-    def looks(self, call: RootCall) -> bool:
+    def looks(self, call: WatchedCall) -> bool:
         """Tell whether the model's step differs once its blocks' forwards are replaced, apart from
         what differs from step to step anyway.
         """
@@ -139,7 +139,7 @@ class _Steps(Watcher):
         self.listener = listener
         self._trying = False
         #: By what a block is: calls, with what counts there; equal ones are traced once.
-        self._known: dict[str, list[tuple[Call, dict[str, Any], Known]]] = {}
+        self._known: dict[str, list[tuple[NotedCall, dict[str, Any], BlockReads]]] = {}
         self.marks = {name: mark(block) for name, block in self.blocks.items()}
 
     def step(
@@ -158,10 +158,10 @@ class _Steps(Watcher):
         return self.seen
 
     def _new(self) -> Seen:
-        return Made()
+        return FakeCall()
 
     def _make(self, name: str, block: torch.nn.Module, seen: Seen, own: Callable[[], Any]) -> Any:
-        assert isinstance(seen, Made)
+        assert isinstance(seen, FakeCall)
         if seen.call is None:
             return self._of_block(block, own)
         reads, named = Reads(), seen.call.named
@@ -196,7 +196,9 @@ class _Steps(Watcher):
             seen.object_to(of("learned_random"))
         return result
 
-    def _known_of(self, name: str, block: torch.nn.Module, call: Call, reads: Reads) -> Known:
+    def _known_of(
+        self, name: str, block: torch.nn.Module, call: NotedCall, reads: Reads
+    ) -> BlockReads:
         """What counts of a call, checked with all else changed."""
         before = self._known.setdefault(self.marks[name], [])
         for other, values, known in before:

@@ -16,8 +16,8 @@ from ..errors import LearnError
 from ..plans.plan import FORWARD, Placed
 from ..reasons import Reason, of
 from .arguments import write_down
-from .blocks import Settings, blocks_of
-from .calls import Call
+from .blocks import LayerAttributes, blocks_of
+from .calls import NotedCall
 from .values import plain
 
 Forward = Callable[..., Any]
@@ -32,7 +32,7 @@ class Seen:
     """
 
     def __init__(self) -> None:
-        self.call: Call | None = None
+        self.call: NotedCall | None = None
         self.problem: Reason | None = None
 
     def object_to(self, reason: Reason) -> None:
@@ -58,7 +58,7 @@ class Watcher:
         self.root = root
         self.blocks = blocks_of(root)
         self.seen: dict[str, list[Seen]] = {}
-        self._settings = {name: Settings(block) for name, block in self.blocks.items()}
+        self._settings = {name: LayerAttributes(block) for name, block in self.blocks.items()}
 
     def placed(self) -> list[Placed]:
         """Return what the blocks are to run in that call."""
@@ -73,7 +73,7 @@ class Watcher:
         if self._settings[name].have_changed():
             seen.object_to(of("learned_settings"))
         try:
-            seen.call = Call(block, args, kwargs)
+            seen.call = NotedCall(block, args, kwargs)
         except LearnError as error:
             seen.object_to(error.reason)
         except Exception as error:  # an object's own code; it must not fail the user's image

@@ -14,7 +14,7 @@ from ..reasons import of
 from ..storing.canonical_json import canonical_json, sha256_hex
 from .arguments import Variable
 from .sizes import PRODUCT, SUM, Sizes
-from .steps import Made
+from .steps import FakeCall
 from .values import leaf_names
 
 #: The dtype that the model computes in, whatever that is.
@@ -32,7 +32,10 @@ def digest(way: Way) -> str:
 
 
 def learn_way(
-    calls: Sequence[Made], runs: Sequence[Sequence[Variable]], other: Made, dtypes: tuple[str, str]
+    calls: Sequence[FakeCall],
+    runs: Sequence[Sequence[Variable]],
+    other: FakeCall,
+    dtypes: tuple[str, str],
 ) -> Way:
     """Learn a way from one call.
 
@@ -77,7 +80,7 @@ def learn_way(
     }
 
 
-def _alike(call: Made) -> Any:
+def _alike(call: FakeCall) -> Any:
     """What does not depend on sizes."""
     assert call.call is not None
     facts = call.call.facts
@@ -87,7 +90,7 @@ def _alike(call: Made) -> Any:
 
 
 def _leaves(
-    calls: Sequence[Made], other: Made, sizes: Sizes, dtypes: tuple[str, str]
+    calls: Sequence[FakeCall], other: FakeCall, sizes: Sizes, dtypes: tuple[str, str]
 ) -> list[Leaf]:
     assert other.call is not None
     base, there = calls[0], other.call.facts["leaves"]
@@ -109,7 +112,7 @@ def _leaves(
     return found
 
 
-def _number(i: int, values: Sequence[int], calls: Sequence[Made], sizes: Sizes) -> Leaf:
+def _number(i: int, values: Sequence[int], calls: Sequence[FakeCall], sizes: Sizes) -> Leaf:
     if i not in calls[0].known.leaves:
         return {"idle": True}
     name = sizes.named(tuple(values))

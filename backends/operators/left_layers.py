@@ -13,7 +13,7 @@ from ..host_api.layers import multiplies_as_stored, unpacks_quantised, unpacks_s
 from ..operators.host_layer import NORMS, paths, rounded_paths
 
 
-class Left(NamedTuple):
+class LeftLayers(NamedTuple):
     """The common properties of such layers.
 
     Attributes:
@@ -29,14 +29,14 @@ class Left(NamedTuple):
     files: tuple[str, ...] = ()
 
 
-def count(module: torch.nn.Module, description: dict[str, Any]) -> Counter[Left]:
+def count(module: torch.nn.Module, description: dict[str, Any]) -> Counter[LeftLayers]:
     """Count layers of a live module: those left to the host, and those whose weights are unpacked
     at each call.
 
     Args:
         description: of the module as a graph has it.
     """
-    found: Counter[Left] = Counter()
+    found: Counter[LeftLayers] = Counter()
     rounded, left = set(rounded_paths(description)), set(paths(description))
     there = dict(module.named_modules())
     for path in sorted(left & there.keys()):  # another node may have removed one since
@@ -47,27 +47,29 @@ def count(module: torch.nn.Module, description: dict[str, Any]) -> Counter[Left]
         if path not in left and isinstance(layer, torch.nn.Linear) and unpacks_stored(layer)
     ]
     if unpacked:
-        found[Left("unpacked", "stored", files=tuple(formats.quick_files()))] = len(unpacked)
+        found[LeftLayers("unpacked", "stored", files=tuple(formats.quick_files()))] = len(unpacked)
     return found
 
 
-def _left(layer: torch.nn.Module, is_rounded: bool) -> Left:
+def _left(layer: torch.nn.Module, is_rounded: bool) -> LeftLayers:
     what = "norms" if isinstance(layer, NORMS) else "products"
     form = formats.of(layer)
     if form is not None:
         files = tuple(formats.better_files(layer))
-        return Left(what, "unpacked" if files else _product(layer, is_rounded), form.name, files)
+        return LeftLayers(
+            what, "unpacked" if files else _product(layer, is_rounded), form.name, files
+        )
     if multiplies_as_stored(layer):
-        return Left(what, "stored_multiplied")
+        return LeftLayers(what, "stored_multiplied")
     if (blocks := gguf.blocks_of(layer)) is not None:
-        return Left(what, "in_blocks", f"GGUF {blocks.form}")
+        return LeftLayers(what, "in_blocks", f"GGUF {blocks.form}")
     weight = getattr(layer, "weight", None)
     if type(weight) not in (torch.nn.Parameter, torch.Tensor, type(None)):
-        return Left(what, "packed", type(weight).__name__, tuple(formats.quick_files()))
+        return LeftLayers(what, "packed", type(weight).__name__, tuple(formats.quick_files()))
     if is_known(type(layer).__module__):
-        return Left(what, "plain")
+        return LeftLayers(what, "plain")
     name = type(layer).__qualname__.rpartition("<locals>.")[2]
-    return Left(what, "others", f"{name} of {owner_of(type(layer))}")
+    return LeftLayers(what, "others", f"{name} of {owner_of(type(layer))}")
 
 
 def _product(layer: torch.nn.Module, is_rounded: bool) -> str:

@@ -23,7 +23,7 @@ from ..reasons import Reason, of
 from . import host_layer, live_arguments, registering
 from .call_context import options_of_step
 from .host_layer import CLASS, CONVOLUTION, LIVE, PART
-from .left_layers import Left
+from .left_layers import LeftLayers
 from .stand_in import StandIn
 
 #: Why a product is called that nobody replaced.
@@ -33,7 +33,7 @@ _NORMS = (torch.nn.LayerNorm, torch.nn.RMSNorm, torch.nn.GroupNorm)
 _OF_A_CONVOLUTION = ("kernel_size", "stride", "padding", "dilation")
 
 
-class Live(NamedTuple):
+class LivePart(NamedTuple):
     """Which parts of a region its graph calls.
 
     Attributes:
@@ -61,7 +61,7 @@ def is_norm(part: torch.nn.Module) -> bool:
 
 
 def called_live(
-    description: dict[str, Any], module: torch.nn.Module, live: Live, *, layout: str
+    description: dict[str, Any], module: torch.nn.Module, live: LivePart, *, layout: str
 ) -> dict[str, Any]:
     """Return a described tree in which some parts are called when the graph runs.
 
@@ -84,7 +84,7 @@ def _called(
     description: dict[str, Any],
     module: torch.nn.Module,
     path: str,
-    live: Live,
+    live: LivePart,
     left: set[str],
     layout: str,
 ) -> dict[str, Any]:
@@ -117,19 +117,21 @@ def _shape_of(layer: Any) -> dict[str, list[int]] | None:
     return {name: list(value or ()) for name, value in found.items()}
 
 
-def count(description: dict[str, Any], live: Live, words: Mapping[str, str]) -> Counter[Left]:
+def count(
+    description: dict[str, Any], live: LivePart, words: Mapping[str, str]
+) -> Counter[LeftLayers]:
     """Count the parts that a graph calls, by sort and reason.
 
     Args:
         description: of the module as the graph has it.
         words: what others did, by the paths of the parts.
     """
-    found: Counter[Left] = Counter()
+    found: Counter[LeftLayers] = Counter()
     for _, part in walk(description):
         if part["class"] in LIVE:
             path = part["attributes"]["path"]
             what = _what(part, path in live.parts)
-            found[Left(what, "others", words.get(path, _NEIGHBOUR))] += 1
+            found[LeftLayers(what, "others", words.get(path, _NEIGHBOUR))] += 1
     return found
 
 

@@ -27,7 +27,7 @@ class CalledOtherwiseError(RuntimeError):
     """The host's code calls such a part more often than its graph does."""
 
 
-class Record:
+class RecordedCall:
     """One call of a region's graph."""
 
     def __init__(self, paths: Collection[str], attention: Attention | None = None) -> None:

@@ -89,7 +89,7 @@ class Arguments:
         self.uses: dict[str, Use] = {**dict.fromkeys(first, TAKEN), **uses}
 
 
-class _Way(NamedTuple):
+class _CallForm(NamedTuple):
     """One way to call a block: so many arguments by position, and these by name.
 
     A call is one row of values, those by position first; numbers are indices into it.
@@ -176,9 +176,9 @@ class _Binding:
         self.hosts = hosts
         self._arguments = arguments
         #: The ways that were met, by how many arguments come by position, and the others' names.
-        self.ways: dict[Any, _Way] = {}
+        self.ways: dict[Any, _CallForm] = {}
 
-    def way(self, count: int, *names: str) -> _Way:
+    def way(self, count: int, *names: str) -> _CallForm:
         """Work out a way to call the block, once."""
         key = (count, *names) if names else count
         if len(self.ways) >= _MOST:
@@ -186,7 +186,7 @@ class _Binding:
         try:
             places = self.hosts.bind(*range(count), **{n: count + i for i, n in enumerate(names)})
         except TypeError:
-            way = _Way((), None)
+            way = _CallForm((), None)
         else:
             way = self._made(count, count + len(names), *self._known(places.arguments))
         self.ways[key] = way
@@ -223,7 +223,7 @@ class _Binding:
         count: int,
         known: dict[str, int],
         others: dict[str, tuple[int, Any]],
-    ) -> _Way:
+    ) -> _CallForm:
         defaults: list[Any] = []
         taken: list[tuple[int, bool]] = []
         refused, required = [], []
@@ -248,7 +248,7 @@ class _Binding:
             taken.append((at, use.is_left_out))
         optional = tuple(may_miss for _, may_miss in taken)
         picked = [at for at, _ in taken]
-        way = _Way(
+        way = _CallForm(
             tuple(defaults),
             _picker(picked),
             tuple(refused),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .binding import Forward
-from .plan import Call, Dispatch, Follower, Place, dispatch_one
+from .plan import Dispatch, Follower, Place, RegionCall, dispatch_one
 
 #: On what a region returned in place of a norm: the activation whose work is done.
 _DONE = "warmgraph_done"
@@ -26,7 +26,7 @@ def norm_and_activation(place: Place, norm: torch.nn.Module, act: torch.nn.Modul
         place: a region that computes `act(norm(...))`.
     """
 
-    def served(call: Call, x: torch.Tensor) -> torch.Tensor | None:
+    def served(call: RegionCall, x: torch.Tensor) -> torch.Tensor | None:
         result: torch.Tensor | None = call(x)
         if result is not None:
             setattr(result, _DONE, act)

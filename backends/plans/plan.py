@@ -35,7 +35,7 @@ FORWARD = "forward"
 Placed = tuple[torch.nn.Module, str, Callable[..., Any]]
 
 
-class Call(Protocol):
+class RegionCall(Protocol):
     """Runs one region on live activations: returns what its `Form.reference` would, or None if the
     host must, or a `Beside` for a form that is compared so. `brought`: `options` and `live` of a
     block that attends (`call_context`); `form` of the inputs, where known.
@@ -88,7 +88,7 @@ class Form:
         """Return the activations that the region takes in a model that computes in `dtype`."""
         raise NotImplementedError
 
-    def serving(self, call: Call, module: Any) -> Forward:
+    def serving(self, call: RegionCall, module: Any) -> Forward:
         """Return the function that computes a place from what is taken of a call, or returns None
         to leave it to the host: the region itself, if it takes the same.
         """
@@ -157,9 +157,9 @@ class Follower(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A method of a module that the host calls: `make` builds, from one `Call` per region, the
-    function that computes it from what is taken of its arguments (`Form.serving`). In a dispatch
-    whose regions serve apart, the `Call` of a region without a graph is None.
+    """A method of a module that the host calls: `make` builds, from one `RegionCall` per region,
+    the function that computes it from what is taken of its arguments (`Form.serving`). In a
+    dispatch whose regions serve apart, the `RegionCall` of a region without a graph is None.
     """
 
     arguments: Arguments
@@ -182,7 +182,7 @@ class Dispatch:
     follower: Follower | None = None
     apart: bool = False
 
-    def forwards(self, calls: Sequence[Call | None]) -> list[Placed]:
+    def forwards(self, calls: Sequence[RegionCall | None]) -> list[Placed]:
         """Make the forwards of all modules that get one."""
 
         def decline(reason: Reason) -> None:
@@ -234,7 +234,7 @@ class Plan:
         return replace(self, dispatches=told)
 
 
-def first_of(calls: Sequence[Call | None]) -> Call:
+def first_of(calls: Sequence[RegionCall | None]) -> RegionCall:
     """The first call whose region has a graph; one has."""
     return next(call for call in calls if call is not None)
 
@@ -246,7 +246,7 @@ def dispatch_one(place: Place, serve: Forward | None = None) -> Dispatch:
         serve: computes it from the region's call and what is taken, if its form does not say how.
     """
 
-    def make(calls: Sequence[Call]) -> Forward:
+    def make(calls: Sequence[RegionCall]) -> Forward:
         if serve is not None:
             return partial(serve, calls[0])
         return place.form.serving(calls[0], place.module)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..code.transplant import Guests, transplanted
+from ..code.transplant import PackCode, transplanted
 from ..contract import Compiler, Program, RegionSpec
 from ..errors import BuildError
 from ..operators import host_layer
@@ -29,7 +29,7 @@ class RegionCode:
 
     def __init__(self, spec: RegionSpec, form: Form) -> None:
         self.spec, self.form = spec, form
-        self._guests = Guests(())
+        self._guests = PackCode(())
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

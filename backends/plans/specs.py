@@ -15,7 +15,7 @@ from ..code.watch import Watch
 from ..compilers.replacements import rewritten
 from ..contract import InputSpec, RegionSpec, Symbol
 from ..host_api import attention, kitchen, layers
-from ..operators.live_parts import Live, called_live
+from ..operators.live_parts import LivePart, called_live
 from .describe import describe_module, named_code
 from .plan import Form, Place, Plan
 
@@ -75,7 +75,7 @@ def describe_place(
     )
 
 
-def describe_live(place: Place, description: RegionSpec, live: Live) -> RegionSpec:
+def describe_live(place: Place, description: RegionSpec, live: LivePart) -> RegionSpec:
     """Describe a place some of whose parts are called when its graph runs.
 
     Args:
@@ -101,7 +101,7 @@ def describe_live(place: Place, description: RegionSpec, live: Live) -> RegionSp
 
 
 def _handed_on(
-    readers: Mapping[str, tuple[str, ...]], description: RegionSpec, live: Live
+    readers: Mapping[str, tuple[str, ...]], description: RegionSpec, live: LivePart
 ) -> tuple[tuple[InputSpec, ...], tuple[Symbol, ...]]:
     """The inputs and symbols of a kind some of whose parts are called: an input that only these
     read may have other rows, such as a further text for each image.

@@ -20,7 +20,7 @@ from .kind import Kind
 from .region import Region
 from .shared import Shared
 from .specializations import CallStats
-from .wiring import Guests
+from .wiring import ForeignCode
 
 
 class ForwardSet(NamedTuple):
@@ -66,7 +66,7 @@ class Dispatcher:
         self._kinds: Mapping[str, Kind] = {}
         self._weights: ModelWeights | None = None
         self._patched: Collection[str] = ()
-        self._called: Mapping[str, tuple[Kind, Guests]] = {}
+        self._called: Mapping[str, tuple[Kind, ForeignCode]] = {}
         self._aids: Sequence[Kind] = ()
         self._start_anew()
 
@@ -120,7 +120,7 @@ class Dispatcher:
     def leave(
         self,
         patched: Collection[str],
-        called: Mapping[str, tuple[Kind, Guests]] = MappingProxyType({}),
+        called: Mapping[str, tuple[Kind, ForeignCode]] = MappingProxyType({}),
     ) -> None:
         """Set which places the host runs from now on, because other nodes patched them.
 
@@ -185,11 +185,11 @@ class Dispatcher:
             region.serve(guests, regions[number:])
         return regions[0]
 
-    def _against(self, graph: CompiledGraph, guests: Guests | None) -> Reason | None:
+    def _against(self, graph: CompiledGraph, guests: ForeignCode | None) -> Reason | None:
         """Why comparisons refuse a graph with this model's weights."""
         return self._account.verdicts.of(graph, "" if guests is None else guests.code).problem
 
-    def _kind(self, name: str) -> tuple[Kind | None, Guests | None]:
+    def _kind(self, name: str) -> tuple[Kind | None, ForeignCode | None]:
         """The kind of a place now, and others' code in it."""
         return self._called.get(name) or (self._kinds.get(name), None)
 

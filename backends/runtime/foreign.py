@@ -15,7 +15,7 @@ from ..plans.plan import Plan
 from ..reasons import Reason
 from ..torch_api import surroundings
 from .kind import Kind
-from .wiring import Guests, Others, Wiring, live_modules, others_in, replaced_function
+from .wiring import ForeignCode, Others, Wiring, live_modules, others_in, replaced_function
 
 
 class _State(NamedTuple):
@@ -57,7 +57,7 @@ class Foreign:
         #: Places that are left to the host's code, each with its reason.
         self.places: dict[str, Reason] = {}
         #: What others put into parts of places, which graphs call when they run.
-        self.guests: dict[str, Guests] = {}
+        self.guests: dict[str, ForeignCode] = {}
         #: Why no whole call can be known by what it shows, if so.
         self.code: Reason | None = None
 

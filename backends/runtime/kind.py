@@ -14,13 +14,13 @@ from ..contract import RegionSpec
 from ..errors import DescriptionError
 from ..graphs.compiled_graph import CompiledGraph
 from ..operators import left_layers, live_parts
-from ..operators.left_layers import Left
-from ..operators.live_parts import Live
+from ..operators.left_layers import LeftLayers
+from ..operators.live_parts import LivePart
 from ..plans.plan import Place, Plan
 from ..plans.specs import describe_live, describe_place, quick_signature
 from ..reasons import Reason, of
 from .specializations import SPECIALIZATIONS, Needs, Specialization
-from .wiring import Guests
+from .wiring import ForeignCode
 
 #: So many kinds are made for others' code in parts of one; whoever changes more than that is not
 #: followed.
@@ -45,10 +45,10 @@ class Kind:
     reason: Reason | None = None
     variants: dict[Specialization, CompiledGraph] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
-    called: dict[Live, Kind] = field(default_factory=dict)
+    called: dict[LivePart, Kind] = field(default_factory=dict)
     away: frozenset[str] = frozenset()
-    guests: dict[str, Guests] = field(default_factory=dict)
-    _left_at: dict[str, Counter[Left]] = field(default_factory=dict)
+    guests: dict[str, ForeignCode] = field(default_factory=dict)
+    _left_at: dict[str, Counter[LeftLayers]] = field(default_factory=dict)
 
     @property
     def here(self) -> list[Place]:
@@ -56,20 +56,20 @@ class Kind:
         return [place for place in self.places if place.name not in self.away]
 
     @property
-    def left(self) -> Counter[Left]:
+    def left(self) -> Counter[LeftLayers]:
         """How many layers of these the host runs, or that unpack their weights, by sort and by how
         they compute.
         """
-        return sum(map(self._left_in, self.here), Counter[Left]())
+        return sum(map(self._left_in, self.here), Counter[LeftLayers]())
 
-    def _left_in(self, place: Place) -> Counter[Left]:
+    def _left_in(self, place: Place) -> Counter[LeftLayers]:
         """Counted when first asked for: it takes a tenth of what describing takes."""
         found = self._left_at.get(place.name)
         if found is None:
             found = self._left_at[place.name] = self._count_left(place)
         return found
 
-    def _count_left(self, place: Place) -> Counter[Left]:
+    def _count_left(self, place: Place) -> Counter[LeftLayers]:
         if self.graph is None:
             return Counter()
         if (others := self.guests.get(place.name)) is not None:
@@ -91,7 +91,9 @@ class Kind:
         ]
         return [*self.variants.values(), *(each for each in called if each is not None)]
 
-    def calling(self, live: Live, graph_of: Callable[[RegionSpec], CompiledGraph]) -> Kind | None:
+    def calling(
+        self, live: LivePart, graph_of: Callable[[RegionSpec], CompiledGraph]
+    ) -> Kind | None:
         """Return the kind of its places while a graph calls some of their parts; None without such
         a graph, or if there are too many.
         """
@@ -106,7 +108,7 @@ class Kind:
                 self.called[live] = Kind(label, graph=graph, watch=self.watch)
         return self.called.get(live)
 
-    def note_away(self, guests: Mapping[str, tuple[Kind, Guests]]) -> None:
+    def note_away(self, guests: Mapping[str, tuple[Kind, ForeignCode]]) -> None:
         """Note in which of its places others have code, and the kind of each."""
         self.away = frozenset(place.name for place in self.places if place.name in guests)
         for kind in self.called.values():
@@ -130,11 +132,11 @@ class Kind:
 
 def hand_over(
     of_place: Mapping[str, Kind],
-    guests: Mapping[str, Guests],
+    guests: Mapping[str, ForeignCode],
     left: dict[str, Reason],
     kinds: Iterable[Kind],
     graph_of: Callable[[RegionSpec], CompiledGraph],
-) -> dict[str, tuple[Kind, Guests]]:
+) -> dict[str, tuple[Kind, ForeignCode]]:
     """Find the kinds that serve the places in which others have code now.
 
     Args:

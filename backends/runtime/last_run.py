@@ -26,7 +26,7 @@ class LastRun(NamedTuple):
     why: Reason | None
 
 
-class Parts(NamedTuple):
+class PartCounts(NamedTuple):
     """How the parts of a model stand.
 
     Attributes:
@@ -42,7 +42,7 @@ class Parts(NamedTuple):
     eager: list[tuple[str, Reason]]
 
 
-class Standing(NamedTuple):
+class Coverage(NamedTuple):
     """How much of one root module is compiled; `parts` says it in numbers.
 
     Attributes:
@@ -121,7 +121,7 @@ def parts_of(plan: Plan, told: Container[str], idle: Container[str]) -> list[str
     return found
 
 
-def together(found: Sequence[Standing]) -> Standing:
+def together(found: Sequence[Coverage]) -> Coverage:
     """Return how a model stands that ran as several copies: a part is compiled if it is in all of
     them.
     """
@@ -132,19 +132,19 @@ def together(found: Sequence[Standing]) -> Standing:
         ran = frozenset.intersection(*(run.ran for run in runs))
         placed = frozenset.intersection(*(run.placed for run in runs))
         last = LastRun(ran, placed, next((run.why for run in runs if run.why is not None), None))
-    return Standing(found[0].places, list(eager.items()), last)
+    return Coverage(found[0].places, list(eager.items()), last)
 
 
 def parts(
     places: Sequence[str], eager: Sequence[tuple[str, Reason]], last: LastRun | None
-) -> Parts:
-    """Say how parts stand; see `Standing`."""
+) -> PartCounts:
+    """Say how parts stand; see `Coverage`."""
     found, named = list(eager), {name for name, _ in eager}
     good = [name for name in places if name not in named]
     if last is None:
-        return Parts(0, len(good), 0, found)
+        return PartCounts(0, len(good), 0, found)
     if last.why is not None:
-        return Parts(0, 0, 0, [*found, *((name, last.why) for name in good)])
+        return PartCounts(0, 0, 0, [*found, *((name, last.why) for name in good)])
     compiled = sum(name in last.ran for name in good)
     idle = sum(name in last.placed and name not in last.ran for name in good)
-    return Parts(compiled, len(good) - compiled - idle, idle, found)
+    return PartCounts(compiled, len(good) - compiled - idle, idle, found)

@@ -23,7 +23,7 @@ from .placing import Placing, unmarked
 from .specializations import NOT_CALLED, CallStats
 
 
-class Made(NamedTuple):
+class MadeCall(NamedTuple):
     """A call that was made.
 
     Attributes:
@@ -83,7 +83,7 @@ class Making:
 
     def make(
         self, root: torch.nn.Module, host: Callable[..., Any], plain: Callable[[], Any], step: Step
-    ) -> Made:
+    ) -> MadeCall:
         """Make a call.
 
         Args:
@@ -97,14 +97,14 @@ class Making:
         result, form = self._replayed(root, host, plain, step)
         declined = tuple(account.declined.values())
         if account.beside > beside:
-            return Made(result, None, declined)  # graphs computed what the host did, too
+            return MadeCall(result, None, declined)  # graphs computed what the host did, too
         if form is not None:
-            return Made(result, EXACT if form == EXACT else COMPILED, declined)
+            return MadeCall(result, EXACT if form == EXACT else COMPILED, declined)
         if account.calls > before:
-            return Made(result, COMPILED, declined)
+            return MadeCall(result, COMPILED, declined)
         if self._dispatcher.made_with.regions and not declined:
             declined = (NOT_CALLED,)
-        return Made(result, EAGER, declined)
+        return MadeCall(result, EAGER, declined)
 
     def _replayed(
         self, root: torch.nn.Module, host: Callable[..., Any], plain: Callable[[], Any], step: Step

@@ -45,7 +45,7 @@ class Speed(NamedTuple):
     ms: dict[str, float]
 
 
-class Run(NamedTuple):
+class TimedRun(NamedTuple):
     """A sampler's run that has ended.
 
     Attributes:
@@ -246,7 +246,7 @@ class Pace:
         """Whether the last runs were slower than without us."""
         return self._slow is not None and self._slow[1] >= SLOW_RUNS
 
-    def take_run(self) -> Run | None:
+    def take_run(self) -> TimedRun | None:
         """Return the run that has ended, once; None if none has ended since."""
         with self._lock:
             if self._last is None or self._is_taken:
@@ -256,7 +256,7 @@ class Pace:
             steps = min(self._steps, max(1, round(self._calls / calls)))
             form, eager = self._last[1], self._times[EAGER].quickest(size)
         speed = self.speed()
-        run = Run(
+        run = TimedRun(
             self._scale.size(size[0]),
             self._batch,
             steps,
@@ -268,7 +268,7 @@ class Pace:
             self._compare(size, run)
         return run
 
-    def _compare(self, size: Size, run: Run) -> None:
+    def _compare(self, size: Size, run: TimedRun) -> None:
         """Keep a run's gain, and whether it was another slower one."""
         if run.form == EAGER or run.ms is None or run.eager_ms is None:
             self._slow = None

@@ -13,7 +13,7 @@ import torch
 
 from ..choices.choices import HOSTS, Choices
 from ..cuda_graphs.captured_call import foreign_capture, is_ours
-from ..cuda_graphs.piece import Call as GraphCall
+from ..cuda_graphs.piece import GraphCall
 from ..cuda_graphs.pieces import Pieces, PlaceCall
 from ..graphs.compiled_graph import CompiledGraph
 from ..host_api import formats
@@ -23,7 +23,7 @@ from ..kinds.layout import InputForm, form_of
 from ..kinds.tolerance import Outcome
 from ..operators import host_attention, host_layer, live_arguments
 from ..operators.call_context import CallContext, now, options_of_step, using
-from ..operators.recorded import Record
+from ..operators.recorded import RecordedCall
 from ..plans.plan import Place
 from ..reasons import Reason, of
 from ..torch_api import surroundings
@@ -34,7 +34,7 @@ from .input_guard import InputGuard
 from .specializations import UNROUNDED, CallStats, GuardFailure
 from .verification import Verification
 from .verifier import Sample, Verifier
-from .wiring import Guests
+from .wiring import ForeignCode
 from .written import leave
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Region:
         self.is_compared = False
         self.unsure: Reason | None = None
 
-    def serve(self, guests: Guests | None, others: Sequence[Region] = ()) -> None:
+    def serve(self, guests: ForeignCode | None, others: Sequence[Region] = ()) -> None:
         """Say how calls are served from now on.
 
         Args:
@@ -250,7 +250,7 @@ class Region:
             sample = Sample(list(ready), True, elements)  # such code may know the call's sizes
         record = None
         if theirs or guests is not None:
-            record = Record(self._words, theirs)
+            record = RecordedCall(self._words, theirs)
         run = partial(call, [*weights.tensors, *ready])
         del ready
         verifier.record = record

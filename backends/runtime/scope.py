@@ -38,13 +38,13 @@ from .bound import Bound, Placement
 from .dispatcher import NOTHING_SERVES, Dispatcher
 from .faults import CAPTURES, LEARNING, STEP, Faults
 from .kind import Kind, describe_kinds, hand_over
-from .making import Made, Making, Step
+from .making import MadeCall, Making, Step
 from .pace import EAGER
 from .placing import Placing
 from .planner import Planner, RootCall
 from .shared import Shared
 from .specializations import CallStats
-from .wiring import Guests
+from .wiring import ForeignCode
 from .within import Within
 
 
@@ -95,7 +95,7 @@ class Scope:
         self._patches: dict[str, Any] = {}
         self._of_place: dict[str, Kind] = {}
         #: Kinds for places where another node replaced a part, and what it put there.
-        self._called: dict[str, tuple[Kind, Guests]] = {}
+        self._called: dict[str, tuple[Kind, ForeignCode]] = {}
         self._facts: dict[str, Any] = {}
         self._card = 0
         self._lock = threading.RLock()
@@ -337,7 +337,7 @@ class Scope:
         kwargs: Mapping[str, Any],
         *,
         no_capture: Reason | None = None,
-    ) -> Made:
+    ) -> MadeCall:
         """Call the root module: by a captured call, or with the forwards of all ready places.
 
         Exceptions of the host's own code pass through, and it runs once; ours leave the call to the
@@ -352,7 +352,7 @@ class Scope:
                 STEP, "preparing a step", self._prepare, args, kwargs, no_capture
             )
             if step is None:
-                return Made(self._placing.run(partial(host, *args, **kwargs), ()), EAGER)
+                return MadeCall(self._placing.run(partial(host, *args, **kwargs), ()), EAGER)
 
             def plain() -> Any:
                 values = (*args, *kwargs.values())

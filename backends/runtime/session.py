@@ -20,7 +20,7 @@ from ..plans.plan import Place
 from ..reasons import Reason
 from ..several_cards.copies import Cards
 from .faults import TELLING
-from .last_run import Parts, Standing, Steps, parts, parts_of, together
+from .last_run import Coverage, PartCounts, Steps, parts, parts_of, together
 from .pace import Pace
 from .planner import Planner
 from .root_copy import RootCopy
@@ -34,7 +34,7 @@ _TIMING = "timing a step"
 
 
 @dataclass
-class Options:
+class SessionOptions:
     """What the user chose on the node."""
 
     when_missing: WhenMissing
@@ -66,7 +66,7 @@ Whose = Callable[[AttachedBy | None], AttachedBy | None]
 
 
 @dataclass(eq=False)
-class Card:
+class ModelCopy:
     """What serves a copy of the root module with weights of its own, mostly on another card.
 
     Attributes:
@@ -88,7 +88,7 @@ class Session:
         identifier: str,
         name: str,
         backend: Compiler,
-        options: Options,
+        options: SessionOptions,
         scope: Scope,
         pace: Pace,
         notes: Iterable[Reason] = (),
@@ -114,7 +114,7 @@ class Session:
         self.scope = scope
         self._copies: Live[Scope] = Live()
         #: Copies with weights of their own, on other cards.
-        self.cards: Cards[Card] = Cards()
+        self.cards: Cards[ModelCopy] = Cards()
         self._belongings: dict[Hashable, Any] = {}
         self._notes = list(notes)
         self._eager_calls: Counter[Reason] = Counter()
@@ -194,7 +194,7 @@ class Session:
             self._copies.add(id(scope), scope)
         return scope
 
-    def card(self, root: torch.nn.Module, holder: Any) -> Card:
+    def card(self, root: torch.nn.Module, holder: Any) -> ModelCopy:
         """Return what serves a copy of the root module with its own weights.
 
         Args:
@@ -203,7 +203,7 @@ class Session:
         """
         first, pace = self.scope, self.pace
         return self.cards.take(
-            root, holder, lambda: Card(first.copy(root, holder), pace.fresh(), Steps())
+            root, holder, lambda: ModelCopy(first.copy(root, holder), pace.fresh(), Steps())
         )
 
     def keep(self, name: Hashable, make: Callable[[], T]) -> T:
@@ -243,7 +243,7 @@ class Session:
         for card in self.cards:
             card.counts.end_run(card.scope.ran_places, card.scope.placed)
 
-    def parts(self) -> Parts:
+    def parts(self) -> PartCounts:
         """Say how the root module's parts stand, on all cards that ran last."""
         cards = [card for card in self.cards if card.counts.took_part]
         found = [standing_of(card.scope, card.counts) for card in cards]
@@ -403,12 +403,12 @@ def _once(*lists: Iterable[CompiledGraph]) -> list[CompiledGraph]:
     return list({id(graph): graph for graphs in lists for graph in graphs}.values())
 
 
-def standing_of(scope: Scope, counts: Steps) -> Standing:
+def standing_of(scope: Scope, counts: Steps) -> Coverage:
     """Return how a root module stands that runs through a scope."""
     eager, last = scope.eager_places(), counts.last
     told = {name for name, _ in eager}
     ran, idle = (told, told) if last is None else (told | last.ran, last.placed)
-    return Standing(parts_of(scope.plan, ran, idle), eager, last)
+    return Coverage(parts_of(scope.plan, ran, idle), eager, last)
 
 
 def _module_of(place: Place) -> tuple[int, str]:

@@ -17,7 +17,7 @@ from ..kinds.layout import aligned
 from ..kinds.tolerance import Outcome, judge
 from ..operators import host_attention, host_layer
 from ..operators.call_context import options_of_step
-from ..operators.recorded import CalledOtherwiseError, Record, in_order
+from ..operators.recorded import CalledOtherwiseError, RecordedCall, in_order
 from ..plans.plan import Place, with_parts
 from ..reasons import NOTHING, Reason, of
 from ..weights.fetching import Fetched
@@ -89,7 +89,7 @@ class Verifier:
         self.misplaced: Reason | None = None
         #: How others' code in parts of the region was called in the call that is compared; the
         #: host's maths get the same of it.
-        self.record: Record | None = None
+        self.record: RecordedCall | None = None
         self.serve("")
 
     def serve(self, others: str) -> None:

@@ -17,7 +17,7 @@ from ..code.sources import fingerprint, is_foreign, wrapped_functions
 from ..code.watch import Watch
 from ..host_api import attention
 from ..host_api.layers import FORWARDS, own_forward
-from ..operators.live_parts import Live, is_norm, is_product
+from ..operators.live_parts import LivePart, is_norm, is_product
 from ..plans.plan import Dispatch, Passage, Place, Plan
 from ..reasons import Reason, of
 from .attributes import Attributes, is_own_method, own_methods
@@ -102,7 +102,7 @@ class Wiring:
         ]
 
 
-class Guests(NamedTuple):
+class ForeignCode(NamedTuple):
     """Others' code in parts of one place, which its graph calls when it runs.
 
     Attributes:
@@ -112,7 +112,7 @@ class Guests(NamedTuple):
     """
 
     words: dict[str, Reason]
-    live: Live
+    live: LivePart
     code: str
 
     @property
@@ -127,7 +127,7 @@ class Others(NamedTuple):
     """
 
     places: dict[str, Reason]
-    guests: dict[str, Guests]
+    guests: dict[str, ForeignCode]
 
 
 def others_in(plan: Plan) -> Others:
@@ -135,7 +135,7 @@ def others_in(plan: Plan) -> Others:
     attention that no graph calls.
     """
     places: dict[str, Reason] = {}
-    guests: dict[str, Guests] = {}
+    guests: dict[str, ForeignCode] = {}
     for dispatch in plan.dispatches:
         found = {place.name: _guests_of(place) for place in dispatch.regions}
         problem = _foreign_change(dispatch) or _own_attention(dispatch)
@@ -143,7 +143,9 @@ def others_in(plan: Plan) -> Others:
         if problem is not None:
             places.update(dict.fromkeys(found, problem))
         else:
-            guests.update((name, each) for name, each in found.items() if isinstance(each, Guests))
+            guests.update(
+                (name, each) for name, each in found.items() if isinstance(each, ForeignCode)
+            )
     return Others(places, guests)
 
 
@@ -205,7 +207,7 @@ def _foreign_change(dispatch: Dispatch) -> Reason | None:
     return problem or next((found for part in inner if (found := _foreign_part(part))), None)
 
 
-def _guests_of(place: Place) -> Guests | Reason | None:
+def _guests_of(place: Place) -> ForeignCode | Reason | None:
     """Others' code in parts of a place, or why a graph cannot call it; None for nothing. What lies
     within a part of another's is called by that part.
     """
@@ -232,7 +234,7 @@ def _guests_of(place: Place) -> Guests | Reason | None:
         code.update(map(_name_of, _foreign_code(part)))
     if not words:
         return None
-    return Guests(words, Live(products, tuple(sorted(parts))), " ".join(sorted(code)))
+    return ForeignCode(words, LivePart(products, tuple(sorted(parts))), " ".join(sorted(code)))
 
 
 def _own_attention(dispatch: Dispatch) -> Reason | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from ..operators.left_layers import Left
+from ..operators.left_layers import LeftLayers
 from ..reasons import Reason, joined, of
 
 #: By `Left.how`.
@@ -24,7 +24,7 @@ _OTHERS = {
 }
 
 
-def in_words(left: Mapping[Left, int]) -> Counter[tuple[str, Reason]]:
+def in_words(left: Mapping[LeftLayers, int]) -> Counter[tuple[str, Reason]]:
     """Count layers by sort and by how they compute, in words."""
     found: Counter[tuple[str, Reason]] = Counter()
     for each, count in left.items():
@@ -32,7 +32,7 @@ def in_words(left: Mapping[Left, int]) -> Counter[tuple[str, Reason]]:
     return found
 
 
-def _why(left: Left) -> Reason:
+def _why(left: LeftLayers) -> Reason:
     if left.how in _PRODUCTS:
         product = _better(of(_PRODUCTS[left.how]), left.files)
         return of("quantised", format=left.name, product=product)

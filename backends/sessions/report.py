@@ -16,9 +16,9 @@ from ..device.gpu import is_gpu
 from ..graphs.compiled_graph import CompiledGraph, State
 from ..reasons import Reason, joined, of
 from ..runtime.kind import Kind
-from ..runtime.last_run import Parts, parts
+from ..runtime.last_run import PartCounts, parts
 from ..runtime.pace import Speed
-from ..runtime.session import AttachedBy, Card, Session, standing_of
+from ..runtime.session import AttachedBy, ModelCopy, Session, standing_of
 from ..several_cards.report import cards_of
 from .left_words import in_words
 from .lines import Line, in_english, plain, told
@@ -145,7 +145,7 @@ def _speed(speed: Speed | None) -> dict[str, Any] | None:
 
 def _gained(
     session: Session,
-    parts: Parts,
+    parts: PartCounts,
     speed: Speed | None,
     standing: str,
     building: dict[str, Any],
@@ -174,7 +174,7 @@ def _gained(
     }
 
 
-def _standing(session: Session, parts: Parts) -> str:
+def _standing(session: Session, parts: PartCounts) -> str:
     """Say in one word how far a session is."""
     wanted = [kind.graph for kind in session.scope.serving if kind.graph is not None]
     if parts.eager and any(map(_is_awaited, wanted)):
@@ -189,7 +189,7 @@ def _standing(session: Session, parts: Parts) -> str:
     return "waiting" if replays and session.pace.speed() is None else "eager"
 
 
-def _parts_of(card: Card) -> Parts:
+def _parts_of(card: ModelCopy) -> PartCounts:
     return parts(*standing_of(card.scope, card.counts))
 
 

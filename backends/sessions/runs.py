@@ -10,7 +10,7 @@ from ..graphs.compiled_graph import State
 from ..runtime.bound import Placement
 from ..runtime.faults import CAPTURES, STEP, TELLING
 from ..runtime.scope import Scope
-from ..runtime.session import Card, Session
+from ..runtime.session import ModelCopy, Session
 from .prompts import Prompts
 from .requests import Requests
 from .settings import Settings
@@ -74,7 +74,9 @@ class SessionRuns:
             given = (session, session.scope, placement)
             faults.spare(STEP, "looking at the model", self._look, *given)
 
-    def begin_card(self, session: Session, card: Card, placement: Callable[[], Placement]) -> None:
+    def begin_card(
+        self, session: Session, card: ModelCopy, placement: Callable[[], Placement]
+    ) -> None:
         """A copy of a session's root module takes part in the run."""
         self._look(session, card.scope, placement)
 

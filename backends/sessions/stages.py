@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from ..runtime.gains import FASTER, Gain
-from ..runtime.last_run import Parts
+from ..runtime.last_run import PartCounts
 from ..runtime.pace import EAGER, Speed
 
 
@@ -26,7 +26,7 @@ class Stage(str, Enum):
 
 
 def stage_of(
-    parts: Parts,
+    parts: PartCounts,
     speed: Speed | None,
     gain: Gain | None,
     *,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..attaching.attached import Attached, Left
+from ..attaching.attached import Attached, LeftAlone
 from ..building.pacing import slows_steps
 from ..compilers.registry import resolve_backend
 from ..contract import CallForm, WhenMissing
@@ -23,7 +23,7 @@ from ..runtime.learner import Learner
 from ..runtime.pace import Pace
 from ..runtime.planner import Planner
 from ..runtime.scope import Scope
-from ..runtime.session import Options, Session, Whose
+from ..runtime.session import Session, SessionOptions, Whose
 from ..runtime.shared import Shared
 from .eager_times import EagerTimes
 from .settings import Settings
@@ -56,7 +56,7 @@ class Starter:
         self._eager_times = eager_times
 
     def start(
-        self, attached: Attached, options: Options, choice: str, *, identifier: str
+        self, attached: Attached, options: SessionOptions, choice: str, *, identifier: str
     ) -> Session:
         """Make the session of a host object; nothing is described yet.
 
@@ -66,7 +66,7 @@ class Starter:
         Raises:
             RequirementError: it must run as without us; the text says why.
         """
-        if isinstance(attached, Left):
+        if isinstance(attached, LeftAlone):
             raise RequirementError(attached.why)
         replays = self._replays(attached)
         notes: Sequence[Reason] = ()
@@ -123,7 +123,7 @@ class Starter:
             self._attached_by,
         )
 
-    def _learner(self, attached: Attached, options: Options) -> Learner | None:
+    def _learner(self, attached: Attached, options: SessionOptions) -> Learner | None:
         """What learns how a model that no family describes calls its blocks, if allowed."""
         root, lessons, settings = attached.root, self._shared.lessons, self._settings
         if root is None or lessons is None or attached.sort != "model":

@@ -19,7 +19,7 @@ from ..errors import GraphFileError, WarmgraphError
 from ..graphs.compiled_graph import CompiledGraph, State
 from ..graphs.learned_models import LearnedModel, LearnedModels
 from ..reasons import Reason, of
-from ..runtime.session import Options, Session
+from ..runtime.session import Session, SessionOptions
 from ..storing import folders
 from ..storing.store import Store
 
@@ -51,7 +51,7 @@ class _Place(NamedTuple):
     folder_only: bool
 
     @classmethod
-    def of(cls, options: Options, workflow: WorkflowRef | None) -> _Place:
+    def of(cls, options: SessionOptions, workflow: WorkflowRef | None) -> _Place:
         return cls(workflow, options.graphs, options.folder_only)
 
 
@@ -100,7 +100,7 @@ class WorkflowLinks:
         """
         return self._folder(_Place.of(session.options, workflow), session.note)
 
-    def why_none(self, options: Options, workflow: WorkflowRef | None) -> Reason | None:
+    def why_none(self, options: SessionOptions, workflow: WorkflowRef | None) -> Reason | None:
         """Say why there is no folder for a node's setting, or None."""
         said: list[Reason] = []
         self._folder(_Place.of(options, workflow), said.append)

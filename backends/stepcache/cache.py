@@ -16,17 +16,17 @@ import torch
 from ..caching.cache import Cache
 from ..caching.others import other_cache
 from ..caching.patches import patches_of
-from ..caching.places import Place
+from ..caching.places import EvaluationCall
 from ..caching.tally import FORECAST, FULL
 from ..events import Events
 from ..host_api.options import TRANSFORMER, is_block_by_block, window_of
 from ..host_api.sampling import ids_of, sampled
 from ..reasons import Reason, of
 from .forecast import Kept, computed, forecast
-from .run import FEWEST_STEPS, Options, Run
+from .run import FEWEST_STEPS, StepCacheOptions, StepCacheRun
 
 
-class StepCache(Cache[Run]):
+class StepCache(Cache[StepCacheRun]):
     """Forecasts some steps of each sampler run of one model."""
 
     name = "Step Cache"
@@ -34,7 +34,7 @@ class StepCache(Cache[Run]):
 
     def __init__(
         self,
-        options: Options,
+        options: StepCacheOptions,
         events: Events,
         *,
         identifier: str,
@@ -55,13 +55,15 @@ class StepCache(Cache[Run]):
         self.steps, self.computed, self.forecast, self.kept_bytes = 0, 0, 0, 0
         self._most = 0
 
-    def _begin(self, guider: Any, sigmas: torch.Tensor, extra: Any, *others: Any) -> Run | None:
+    def _begin(
+        self, guider: Any, sigmas: torch.Tensor, extra: Any, *others: Any
+    ) -> StepCacheRun | None:
         self.steps, self.computed, self.forecast, self._most = len(sigmas) - 1, 0, 0, 0
         options: Mapping[str, Any] = extra.get("model_options", {})
         if (why := self._why_not(guider, options)) is not None:
             self._step_aside(why)
         elif self.options.speed > 1 or self.options.full_steps:
-            return Run.begin(self.options, guider, sigmas)
+            return StepCacheRun.begin(self.options, guider, sigmas)
         return None
 
     def _why_not(self, guider: Any, options: Mapping[str, Any]) -> Reason | None:
@@ -74,7 +76,7 @@ class StepCache(Cache[Run]):
             return of("stepcache_few", steps=self.steps, least=FEWEST_STEPS)
         return None
 
-    def _ended(self, run: Run) -> None:
+    def _ended(self, run: StepCacheRun) -> None:
         super()._ended(run)
         self.computed, self.forecast = len(run.computed), len(run.forecast - run.computed)
         self.kept_bytes = self._most
@@ -109,12 +111,12 @@ class StepCache(Cache[Run]):
 
     def _place(
         self,
-        run: Run,
+        run: StepCacheRun,
         model: Any,
         conditionings: list[Any],
         x: torch.Tensor,
         options: Mapping[str, Any],
-    ) -> Place | None:
+    ) -> EvaluationCall | None:
         """Return a call's place; None: the host makes it and all others of this run."""
         inner = options.get(TRANSFORMER, {})
         if is_block_by_block(inner):
@@ -124,15 +126,17 @@ class StepCache(Cache[Run]):
         shape = (ids, window_of(inner), (tuple(x.shape), x.dtype, x.device), id(model))
         return run.kept.place(shape, patches_of(inner, None))
 
-    def _time(self, run: Run, sort: str, place: Place, device: torch.device) -> Callable[[], None]:
+    def _time(
+        self, run: StepCacheRun, sort: str, place: EvaluationCall, device: torch.device
+    ) -> Callable[[], None]:
         """Count a call and begin to time it; the returned function ends that."""
         chunks = [(each, role) for role, each in enumerate(_ids(place)) if each is not None]
         return run.tally.begin(sort, chunks, device)
 
     def _forecast(
         self,
-        run: Run,
-        place: Place,
+        run: StepCacheRun,
+        place: EvaluationCall,
         x: torch.Tensor,
         sigma: torch.Tensor,
     ) -> list[torch.Tensor] | None:
@@ -150,8 +154,8 @@ class StepCache(Cache[Run]):
 
     def _keep(
         self,
-        run: Run,
-        place: Place,
+        run: StepCacheRun,
+        place: EvaluationCall,
         x: torch.Tensor,
         sigma: torch.Tensor,
         found: list[torch.Tensor],
@@ -166,6 +170,6 @@ class StepCache(Cache[Run]):
         self._most = max(self._most, sum(each.bytes for each in run.kept))
 
 
-def _ids(place: Place) -> Sequence[Any]:
+def _ids(place: EvaluationCall) -> Sequence[Any]:
     ids: Sequence[Any] = place.shape[0]
     return ids

@@ -21,7 +21,7 @@ FEWEST_FIRST = 2
 
 
 @dataclass(frozen=True)
-class Options:
+class StepCacheOptions:
     """What the user chose on the node; the defaults are the best of those that were measured
     (docs/step-cache.md).
 
@@ -43,7 +43,7 @@ class Options:
     full_steps: tuple[int, ...] = ()
 
 
-class Run(caching.Run[Kept]):
+class StepCacheRun(caching.CachedRun[Kept]):
     """One sampler run: its steps, the last two results of each of its calls, and counts of them.
 
     Attributes:
@@ -71,7 +71,7 @@ class Run(caching.Run[Kept]):
         self.forecast: set[int] = set()
 
     @classmethod
-    def begin(cls, options: Options, guider: Any, sigmas: torch.Tensor) -> Run:
+    def begin(cls, options: StepCacheOptions, guider: Any, sigmas: torch.Tensor) -> StepCacheRun:
         """Return the run that a guider of the host's begins over these sigmas."""
         values = sigmas.tolist()  # the run's one wait for the GPU
         steps = len(values) - 1

@@ -31,7 +31,7 @@ from .manifest import (
     FORMAT,
     MAX_PAYLOAD_BYTES,
     Manifest,
-    PayloadFacts,
+    PackedFacts,
     is_format,
     is_key,
     read_manifest,
@@ -358,7 +358,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _payload(file: BinaryIO, header: Header, stated: PayloadFacts) -> tuple[bytes, bytes]:
+def _payload(file: BinaryIO, header: Header, stated: PackedFacts) -> tuple[bytes, bytes]:
     """Read and check the payload that follows the header; return it packed and unpacked."""
     path = header.path
     if stated.packed_bytes != header.payload_bytes:

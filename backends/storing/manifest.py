@@ -52,7 +52,7 @@ _REQUIRED = frozenset(
 )
 
 
-class PayloadFacts(NamedTuple):
+class PackedFacts(NamedTuple):
     """A payload's SHA-256 as packed, its bytes as packed, and its bytes when unpacked."""
 
     sha256: str
@@ -102,7 +102,7 @@ class Manifest(NamedTuple):
     target: dict[str, Any]
     facts: Facts
     build_seconds: float
-    payload: PayloadFacts
+    payload: PackedFacts
 
 
 def is_key(text: object) -> bool:
@@ -313,12 +313,12 @@ def _check(value: object, field: str) -> dict[str, Any]:
     return check
 
 
-def _payload(value: object) -> PayloadFacts:
+def _payload(value: object) -> PackedFacts:
     payload = _table(value, "payload", ["sha256", "bytes", "raw_bytes", "compression"])
     if payload["compression"] != COMPRESSION:
         shown = _shown(payload["compression"])
         _refuse("payload.compression", f"must be {COMPRESSION}, got {shown}")
-    return PayloadFacts(
+    return PackedFacts(
         _pattern(payload["sha256"], "payload.sha256", _KEY, 64),
         read_payload_bytes(payload["bytes"], "payload.bytes"),
         read_payload_bytes(payload["raw_bytes"], "payload.raw_bytes"),

@@ -32,7 +32,7 @@ TRACE_CHARACTERS = 12_000
 _PR_SET_PDEATHSIG = 1
 
 
-class Run(Protocol):
+class RunBuild(Protocol):
     """Builds one graph: `run(task, measure=...)` -> (raw payload, facts as JSON-plain data)."""
 
     def __call__(
@@ -40,7 +40,7 @@ class Run(Protocol):
     ) -> tuple[bytes, dict[str, Any]]: ...
 
 
-def serve(prepare: Callable[[dict[str, Any]], None], run: Run) -> NoReturn:
+def serve(prepare: Callable[[dict[str, Any]], None], run: RunBuild) -> NoReturn:
     """Serve jobs until the builder closes the pipe or dies, then end the process.
 
     Takes the process over: standard streams, priority, process group, garbage and exit. Call it
@@ -74,7 +74,7 @@ def serve(prepare: Callable[[dict[str, Any]], None], run: Run) -> NoReturn:
 
 def _do(
     channel: _Channel,
-    run: Run,
+    run: RunBuild,
     compress: Callable[[bytes], CompressedPayload],
     message: dict[str, Any],
 ) -> bytes:

@@ -26,7 +26,7 @@ from warmgraph_backends.plans.plan import Plan
 from warmgraph_backends.runtime.learner import Learner
 from warmgraph_backends.runtime.pace import Pace, Times
 from warmgraph_backends.runtime.scope import Scope
-from warmgraph_backends.runtime.session import Options, Session
+from warmgraph_backends.runtime.session import Session, SessionOptions
 from warmgraph_backends.sessions.report import model_report
 from warmgraph_backends.storing.canonical_json import canonical_json
 from warmgraph_backends.storing.graph_file import compress_payload
@@ -119,7 +119,7 @@ class Steps:
         self.learner.look(())
         backend = backend_named("inductor")
         self.scope = Scope(self.root, self.root, self.learner, Plan(), backend, shared)
-        options = Options(WhenMissing.BACKGROUND, "")
+        options = SessionOptions(WhenMissing.BACKGROUND, "")
         self.session = Session("1", "Model", backend, options, self.scope, Pace(Times()))
         self.scope.describe(CPU, torch.float32)
 

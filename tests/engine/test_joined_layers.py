@@ -18,7 +18,7 @@ from warmgraph_backends.contract import Program, RegionSpec
 from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.operators import host_layer
 from warmgraph_backends.operators.call_context import using
-from warmgraph_backends.operators.live_parts import Live
+from warmgraph_backends.operators.live_parts import LivePart
 from warmgraph_backends.plans.plan import Place, Plan
 from warmgraph_backends.plans.region_code import RegionCode
 from warmgraph_backends.plans.specs import describe_live, describe_place
@@ -95,7 +95,7 @@ def test_a_norm_that_others_may_have_stands_between_its_product_and_the_next(hos
     place, description = next(places_of("wan"))
     norms = "self_attn.norm_k", "self_attn.norm_q"
     program = export.export(
-        RegionCode(describe_live(place, description, Live(True, norms)), place.form)
+        RegionCode(describe_live(place, description, LivePart(True, norms)), place.form)
     )
     assert sets_of(program) == [("cross_attn.k", "cross_attn.v")]
     calls = [path for node in program.graph_module.graph.nodes for path in _paths(node)]

@@ -17,7 +17,7 @@ from warmgraph_backends.families import catalogue as registry
 from warmgraph_backends.families import dit
 from warmgraph_backends.plans.binding import TAKEN
 from warmgraph_backends.plans.family import Family
-from warmgraph_backends.plans.plan import Call, Plan, host_forward
+from warmgraph_backends.plans.plan import Plan, RegionCall, host_forward
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
@@ -171,7 +171,7 @@ class AttendsForm(dit.Attending):
     writes = (0,)
     arguments = dit.takes(x=TAKEN, attend=TAKEN)
 
-    def serve(self, call: Call, options: dit.Options, *inputs: Any) -> Any:
+    def serve(self, call: RegionCall, options: dit.Options, *inputs: Any) -> Any:
         x, attend = inputs
         return dit.serve(call, None, options, x, live={"attend": attend})
 

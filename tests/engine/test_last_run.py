@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.deepcache.run import Options
+from warmgraph_backends.deepcache.run import DeepCacheOptions
 from warmgraph_backends.deepcache.schedule import Schedule
 from warmgraph_tools.inprocess import Host
 
@@ -91,7 +91,7 @@ def test_another_way_to_call_a_block_is_no_failure_where_it_is_not_needed(
 
 
 def test_shallow_steps_of_deepcache_take_nothing_away_from_the_full_ones(probed: Probed) -> None:
-    lab, options = probed.lab, Options(interval=2, branch=0, schedule=Schedule.UNIFORM)
+    lab, options = probed.lab, DeepCacheOptions(interval=2, branch=0, schedule=Schedule.UNIFORM)
     model, _ = lab.engine.caches.deepcache(lab.compiled(probed.plain), options)
     probed.sample(model, steps=4)
     report = lab.engine.report(model)

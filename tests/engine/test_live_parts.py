@@ -10,7 +10,7 @@ import torch
 
 from warmgraph_backends.families.catalogue import plan_model
 from warmgraph_backends.kinds.tolerance import relative_l2
-from warmgraph_backends.operators.live_parts import Live, is_norm, is_product
+from warmgraph_backends.operators.live_parts import LivePart, is_norm, is_product
 from warmgraph_backends.plans.plan import Place, Plan
 from warmgraph_backends.plans.region_code import RegionCode
 from warmgraph_backends.plans.specs import describe_live, describe_place
@@ -21,7 +21,7 @@ from warmgraph_tools.inprocess import Host
 from .lab import TOLERANCE
 
 
-def live_of(place: Place) -> Iterator[Live]:
+def live_of(place: Place) -> Iterator[LivePart]:
     """All products; all that can be called."""
     kept = place.form.children
     parts = {
@@ -33,9 +33,9 @@ def live_of(place: Place) -> Iterator[Live]:
     norms = [path for path, part in parts.items() if is_norm(part)]
     outside = [path for path in norms if not path.startswith(tuple(f"{p}." for p in whole))]
     if any(map(is_product, parts.values())):
-        yield Live(True, ())
+        yield LivePart(True, ())
     if whole or outside:
-        yield Live(True, tuple(sorted((*whole, *outside))))
+        yield LivePart(True, tuple(sorted((*whole, *outside))))
 
 
 @pytest.mark.parametrize("kind", ["narrow15", "wan", "wan_image"])

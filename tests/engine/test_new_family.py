@@ -16,7 +16,7 @@ from warmgraph_backends.families import catalogue as registry
 from warmgraph_backends.graphs.compiled_graph import State
 from warmgraph_backends.plans.binding import TAKEN, Arguments, Forward
 from warmgraph_backends.plans.family import Family
-from warmgraph_backends.plans.plan import Call, Form, Place, Plan, dispatch_one, host_results
+from warmgraph_backends.plans.plan import Form, Place, Plan, RegionCall, dispatch_one, host_results
 from warmgraph_backends.runtime.pace import COMPILED, EAGER
 from warmgraph_tools.inprocess import Host
 
@@ -123,7 +123,7 @@ class StreamsForm(Form):
     writes = (0, 1)
     arguments = Arguments(img=TAKEN, txt=TAKEN, table=TAKEN)
 
-    def serving(self, call: Call, module: Any) -> Forward:
+    def serving(self, call: RegionCall, module: Any) -> Forward:
         def serve(img: torch.Tensor, txt: torch.Tensor, table: torch.Tensor) -> Any:
             length = txt.shape[1]
             return call(img, txt, table[:length], table[length:])

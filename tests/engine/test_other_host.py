@@ -14,14 +14,14 @@ import torch
 
 from warmgraph_backends.attaching.model import AttachedModel
 from warmgraph_backends.cuda_graphs.replays import Replays
-from warmgraph_backends.deepcache.run import Options as CacheOptions
+from warmgraph_backends.deepcache.run import DeepCacheOptions as CacheOptions
 from warmgraph_backends.engine import WorkflowRef
 from warmgraph_backends.errors import RequirementError, StrictError
 from warmgraph_backends.host_api import present
 from warmgraph_backends.host_api.needs import NEEDS, Feature, Need
 from warmgraph_backends.runtime.bound import Placement
 from warmgraph_backends.runtime.session import Session
-from warmgraph_backends.stepcache.run import Options as StepCacheOptions
+from warmgraph_backends.stepcache.run import StepCacheOptions
 from warmgraph_tools.inprocess import Host
 
 from .blocks import check_blocks

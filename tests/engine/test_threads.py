@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from warmgraph_backends.attaching.deepcache import apply
-from warmgraph_backends.deepcache.run import Options
+from warmgraph_backends.deepcache.run import DeepCacheOptions
 from warmgraph_backends.events import Events
 from warmgraph_backends.reasons import Reason
 from warmgraph_backends.runtime.session import Session
@@ -84,7 +84,7 @@ def test_deepcaches_come_and_go(never: tuple[Lab, Any], restless: None) -> None:
     kept: list[Any] = []
 
     def change(_: int) -> None:
-        kept.append(lab.engine.caches.deepcache(model, Options()))
+        kept.append(lab.engine.caches.deepcache(model, DeepCacheOptions()))
         del kept[:-20]
 
     _hammered(lab, change)
@@ -97,7 +97,7 @@ def test_copies_of_a_root_come_and_go(never: tuple[Lab, Any], restless: None) ->
     kept: list[Any] = []
 
     def change(_: int) -> None:
-        _, cache = apply(model, Options(branch=1), Events(), identifier="deepcache")
+        _, cache = apply(model, DeepCacheOptions(branch=1), Events(), identifier="deepcache")
         session.scope_of(cache.branch.whole)
         session.scope_of(cache.branch.outer)
         kept.append(cache)

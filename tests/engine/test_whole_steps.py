@@ -19,7 +19,7 @@ from warmgraph_backends.runtime.pace import Pace, Times
 from warmgraph_backends.runtime.placing import unmarked
 from warmgraph_backends.runtime.planner import Planner
 from warmgraph_backends.runtime.scope import Scope
-from warmgraph_backends.runtime.session import Options, Session
+from warmgraph_backends.runtime.session import Session, SessionOptions
 from warmgraph_backends.runtime.wiring import Wiring, replaced_function
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
@@ -72,7 +72,7 @@ def _attached(lab: Lab, model: Any) -> tuple[Any, _Counted]:
     scope = Scope(
         attached.root, attached.holder, Planner(lambda _: Plan()), Plan(), eager, lab.engine._shared
     )
-    options = Options(WhenMissing.NEVER, "")
+    options = SessionOptions(WhenMissing.NEVER, "")
     session = _Counted("model-0", attached.name, eager, options, scope, Pace(Times()))
     session.describe(attached.placement().device, attached.placement().dtype)
     attached.attach(session, lab.engine)

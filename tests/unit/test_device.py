@@ -80,7 +80,7 @@ def test_an_amd_card_gets_what_its_row_has_and_no_more(
     resolution = resolve_backend("auto", "cuda")
     assert resolution.backend.name == "eager" and "runs on NVIDIA GPUs so far" in str(resolution)
 
-    def row(kind: kinds.Kind) -> kinds.Kind:
+    def row(kind: kinds.DeviceKind) -> kinds.DeviceKind:
         off = {name: why for name, why in kind.off.items() if name != kinds.PACKED_KERNELS}
         return dataclasses.replace(kind, off=off) if kind.vendor == "AMD" else kind
 

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from warmgraph_backends.runtime.pace import COMPILED, EAGER, EXACT, Run
+from warmgraph_backends.runtime.pace import COMPILED, EAGER, EXACT, TimedRun
 from warmgraph_backends.sessions import history as room
 from warmgraph_backends.sessions.history import FILE_NAME, KEPT, TOLD, History
 
 
-def session(run: Run | None, counts: tuple[int, int] = (0, 0)) -> Any:
+def session(run: TimedRun | None, counts: tuple[int, int] = (0, 0)) -> Any:
     """What a history asks of a session."""
     pace = SimpleNamespace(take_run=lambda: run)
     return SimpleNamespace(name="SDXL", pace=pace, take_counts=lambda: counts)
 
 
-def run(steps: int = 20, ms: float | None = 31.25, **changes: Any) -> Run:
-    return Run("1024x1024", 2, steps, COMPILED, ms, 61.0)._replace(**changes)
+def run(steps: int = 20, ms: float | None = 31.25, **changes: Any) -> TimedRun:
+    return TimedRun("1024x1024", 2, steps, COMPILED, ms, 61.0)._replace(**changes)
 
 
 def test_a_run_is_told_as_plain_data_and_survives_a_restart(tmp_path: Path) -> None:

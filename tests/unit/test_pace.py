@@ -9,7 +9,7 @@ import torch
 
 from warmgraph_backends.host_api.models import LatentScale
 from warmgraph_backends.runtime import pace as room
-from warmgraph_backends.runtime.pace import COMPILED, EAGER, EXACT, Pace, Run, Speed, Times
+from warmgraph_backends.runtime.pace import COMPILED, EAGER, EXACT, Pace, Speed, TimedRun, Times
 
 
 class Clock:
@@ -156,7 +156,7 @@ def test_nothing_is_compared_with_an_eager_step_that_something_ran_beside(clock:
     pace = Pace(shared, is_disturbed=lambda: builds[0])
     _run(pace, clock, EAGER, [900.0] * 3)
     assert pace.speed() == Speed(EAGER, "64x64", _ms(eager=900.0))
-    assert pace.take_run() == Run("64x64", 1, 3, EAGER, pytest.approx(900.0), None)
+    assert pace.take_run() == TimedRun("64x64", 1, 3, EAGER, pytest.approx(900.0), None)
     _run(pace, clock, COMPILED, [31.0] * 3)
     assert pace.speed() == Speed(COMPILED, "64x64", _ms(compiled=31.0))
     assert shared.all_quickest() == {}
@@ -172,7 +172,9 @@ def test_a_run_is_told_once_when_it_has_ended(clock: Clock) -> None:
     pace = Pace(Times(), LatentScale(16, 4))
     assert pace.take_run() is None
     _run(pace, clock, EAGER, [61.0] * 4)
-    assert pace.take_run() == Run("128x128", 1, 4, EAGER, pytest.approx(61.0), pytest.approx(61.0))
+    assert pace.take_run() == TimedRun(
+        "128x128", 1, 4, EAGER, pytest.approx(61.0), pytest.approx(61.0)
+    )
     assert pace.take_run() is None
     options = {"sample_sigmas": torch.zeros(9), "cond_or_uncond": [0, 1]}
     for _ in range(2):  # of eight steps: it was cancelled
@@ -181,7 +183,7 @@ def test_a_run_is_told_once_when_it_has_ended(clock: Clock) -> None:
         assert begun is not None
         clock.pass_by(10)
         pace.end(begun, COMPILED)
-    assert pace.take_run() == Run("64x48, 17 frames", 3, 2, COMPILED, None, None)
+    assert pace.take_run() == TimedRun("64x48, 17 frames", 3, 2, COMPILED, None, None)
 
 
 def _factor(pace: Pace) -> tuple[float, str] | None:

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from warmgraph_backends.runtime.gains import Gain
-from warmgraph_backends.runtime.last_run import Parts
+from warmgraph_backends.runtime.last_run import PartCounts
 from warmgraph_backends.runtime.pace import COMPILED, EAGER, Speed
 from warmgraph_backends.sessions.stages import stage_of
 
 NONE, NEW, RAN, LEFT = (
-    Parts(0, 0, 0, []),
-    Parts(0, 8, 0, []),
-    Parts(8, 0, 0, []),
-    Parts(0, 0, 0, [("a", "no compiled graph")]),
+    PartCounts(0, 0, 0, []),
+    PartCounts(0, 8, 0, []),
+    PartCounts(8, 0, 0, []),
+    PartCounts(0, 0, 0, [("a", "no compiled graph")]),
 )
 PLAIN = Speed(EAGER, "64x64", {EAGER: 61.0})
 QUICK = Speed(COMPILED, "64x64", {COMPILED: 31.0})
@@ -34,18 +34,18 @@ QUICK = Speed(COMPILED, "64x64", {COMPILED: 31.0})
         (RAN, None, None, "compiled", {}, "ready"),  # a VAE's calls are not timed
         (RAN, QUICK, None, "compiled", {}, "ready"),
         (RAN, QUICK, 3.0, "compiled", {}, "faster"),
-        (Parts(5, 3, 0, []), QUICK, 1.4, "compiled", {}, "ready"),  # no run had all of it yet
+        (PartCounts(5, 3, 0, []), QUICK, 1.4, "compiled", {}, "ready"),  # no run had all of it yet
         (RAN, QUICK, 1.3, "partly", {}, "faster"),
         (NONE, QUICK, 1.2, "replayed", {}, "faster"),
         (RAN, QUICK, 1.01, "compiled", {}, "same"),
         (RAN, QUICK, 0.8, "compiled", {}, "same"),  # not for three runs yet
         (RAN, QUICK, 0.8, "compiled", {"is_slower": True}, "slower"),
         (LEFT, PLAIN, None, "eager", {}, "normal"),
-        (Parts(0, 0, 8, []), PLAIN, None, "waiting", {}, "normal"),
+        (PartCounts(0, 0, 8, []), PLAIN, None, "waiting", {}, "normal"),
     ],
 )
 def test_a_model_is_at_one_stage(
-    parts: Parts,
+    parts: PartCounts,
     speed: Speed | None,
     factor: float | None,
     standing: str,

@@ -8,7 +8,7 @@ from typing import Any
 from warmgraph_backends.compilers.eager import Eager
 from warmgraph_backends.contract import RegionSpec, WhenMissing
 from warmgraph_backends.graphs.compiled_graph import CompiledGraph, Outcome, State
-from warmgraph_backends.runtime.session import Options
+from warmgraph_backends.runtime.session import SessionOptions
 from warmgraph_backends.sessions.workflow_links import MAX_RECORDS, WorkflowLinks, WorkflowRef
 from warmgraph_backends.storing.signing import Signer
 from warmgraph_backends.storing.store import Store
@@ -18,7 +18,7 @@ class _Session:
     lesson = None
 
     def __init__(self, *graphs: CompiledGraph) -> None:
-        self.options = Options(WhenMissing.BACKGROUND, "")
+        self.options = SessionOptions(WhenMissing.BACKGROUND, "")
         self.all_graphs = list(graphs)
         self.notes: list[str] = []
 

@@ -324,9 +324,9 @@ def _errors(model: Any, kind: str, size: Size) -> list[str]:
 
 def _deepcache(engine: Any, model: Any, kind: str, size: Size) -> dict[str, Any]:
     import_engine()
-    from warmgraph_backends.deepcache.run import Options
+    from warmgraph_backends.deepcache.run import DeepCacheOptions
 
-    cached, _ = engine.caches.deepcache(model, Options(interval=3))
+    cached, _ = engine.caches.deepcache(model, DeepCacheOptions(interval=3))
     image = sample(cached, kind, size, steps=CAPTURE_STEPS)
     expected = sample(model, kind, size, steps=CAPTURE_STEPS)
     return {

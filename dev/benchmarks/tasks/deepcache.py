@@ -124,7 +124,7 @@ def _times(
 
 def _cached(engine: Any, model: Any, *, interval: int = INTERVAL) -> Any:
     import_engine()
-    from warmgraph_backends.deepcache.run import Options
+    from warmgraph_backends.deepcache.run import DeepCacheOptions
 
-    cached, _ = engine.caches.deepcache(model, Options(interval=interval))
+    cached, _ = engine.caches.deepcache(model, DeepCacheOptions(interval=interval))
     return cached

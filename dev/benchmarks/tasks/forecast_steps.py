@@ -41,9 +41,9 @@ def forecast_steps(
         (against Compile Model alone), "report"}
     """
     engine = open_engine(Path(store), workers=workers)
-    from warmgraph_backends.stepcache.run import Options
+    from warmgraph_backends.stepcache.run import StepCacheOptions
 
-    target, options = Size(*size), Options(speed=speed)
+    target, options = Size(*size), StepCacheOptions(speed=speed)
     eager = load_kind(kind, Path(model))
     sample(eager, kind, target, steps=CAPTURE_STEPS)  # see `captured.exact`
     ours = engine.compile_model(eager, when_missing="wait")

@@ -184,13 +184,13 @@ def _counted(model: Any) -> tuple[Any, list[None]]:
 
 
 def deepcache(model: Any, schedule: str, **options: Any) -> Any:
-    """Return a clone under DeepCache; options as of its `Options`, the schedule by its name."""
+    """Return a clone under DeepCache; options as of `DeepCacheOptions`; the schedule by name."""
     from warmgraph_backends.attaching.deepcache import apply
-    from warmgraph_backends.deepcache.run import Options
+    from warmgraph_backends.deepcache.run import DeepCacheOptions
     from warmgraph_backends.deepcache.schedule import Schedule
     from warmgraph_backends.events import Events
 
-    chosen = Options(schedule=Schedule(schedule), **options)
+    chosen = DeepCacheOptions(schedule=Schedule(schedule), **options)
     return apply(model, chosen, Events(), identifier="deepcache")[0]
 
 

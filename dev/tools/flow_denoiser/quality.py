@@ -164,13 +164,13 @@ def draw(model: Model, task: Task, patcher: Any = None) -> Drawn:
 
 
 def step_cache(model: Model, speed: float, forecast: str, **options: Any) -> Any:
-    """Return a clone under Step Cache; options as of its `Options`."""
+    """Return a clone under Step Cache; options as of its `StepCacheOptions`."""
     from warmgraph_backends.attaching.stepcache import apply
     from warmgraph_backends.events import Events
     from warmgraph_backends.stepcache.forecast import Forecast
-    from warmgraph_backends.stepcache.run import Options
+    from warmgraph_backends.stepcache.run import StepCacheOptions
 
-    chosen = Options(speed=speed, forecast=Forecast(forecast), **options)
+    chosen = StepCacheOptions(speed=speed, forecast=Forecast(forecast), **options)
     return apply(model.patcher, chosen, Events(), identifier="stepcache")[0]
 
 
@@ -217,17 +217,17 @@ class Bench:
         self._found: dict[float, tuple[float, Drawn]] = {}  # EasyCache's, by speed
 
     def step_cache(self, speed: float, forecast: str, **options: Any) -> Measured:
-        """Measure Step Cache; options as of its `Options`."""
+        """Measure Step Cache; options as of its `StepCacheOptions`."""
         made = step_cache(self._model, speed, forecast, **options)
         words = [forecast, *(f"{name} {_word(value)}" for name, value in options.items())]
         return self._measured(draw(self._model, self._task, made), ", ".join(words), speed)
 
     def fewer_steps(self, speed: float) -> Measured:
         """Measure a plain run of as many steps as Step Cache computes."""
-        from warmgraph_backends.stepcache.run import Options
+        from warmgraph_backends.stepcache.run import StepCacheOptions
         from warmgraph_backends.stepcache.schedule import count
 
-        fewer = count(self._task.steps, speed, Options().first_full)
+        fewer = count(self._task.steps, speed, StepCacheOptions().first_full)
         return self._measured(
             draw(self._model, self._task._replace(steps=fewer)), "fewer steps", speed
         )

@@ -16,7 +16,7 @@ import torch
 
 from warmgraph_backends.attaching.deepcache import apply, carried
 from warmgraph_backends.deepcache.cache import DeepCache
-from warmgraph_backends.deepcache.run import Options
+from warmgraph_backends.deepcache.run import DeepCacheOptions
 from warmgraph_backends.deepcache.schedule import Schedule
 from warmgraph_backends.events import Events
 from warmgraph_tools.inprocess import Host
@@ -56,7 +56,7 @@ def unpatched(model: Any) -> Any:
 
 def cached(model: Any, **options: Any) -> Any:
     """A clone under DeepCache, by the uniform schedule if none is named: its steps are plain."""
-    chosen = Options(**{"schedule": Schedule.UNIFORM, **options})
+    chosen = DeepCacheOptions(**{"schedule": Schedule.UNIFORM, **options})
     clone, _ = apply(model, chosen, Events(), identifier="deepcache")
     return clone
 

@@ -10,7 +10,7 @@ import torch
 
 from warmgraph_backends.attaching.deepcache import apply, carried
 from warmgraph_backends.deepcache.branches import Branch, depth
-from warmgraph_backends.deepcache.run import Options
+from warmgraph_backends.deepcache.run import DeepCacheOptions
 from warmgraph_backends.deepcache.schedule import Drift, Schedule
 from warmgraph_backends.deepcache.shares import shares
 from warmgraph_backends.errors import RequirementError
@@ -124,7 +124,7 @@ def test_a_model_without_a_unet_is_unchanged_and_says_so(xl: Pair) -> None:
     xl.model.model.diffusion_model = Transformer()
     try:
         with pytest.raises(RequirementError, match=r"Transformer.*Step Cache"):
-            apply(xl.model, Options(), Events(), identifier="deepcache")
+            apply(xl.model, DeepCacheOptions(), Events(), identifier="deepcache")
     finally:
         xl.model.model.diffusion_model = before
     assert carried(xl.model) is None

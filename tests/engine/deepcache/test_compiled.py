@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from warmgraph_backends.attaching.deepcache import carried
-from warmgraph_backends.deepcache.run import Options
+from warmgraph_backends.deepcache.run import DeepCacheOptions
 
 from ..lab import Lab, relative
 from ..probed import Probed
@@ -127,8 +127,8 @@ def test_what_a_deepcache_below_made_goes_with_it(probed: Probed, lab: Lab) -> N
 
 def test_reports_have_its_line(probed: Probed, lab: Lab) -> None:
     engine = lab.engine
-    alone, identifier = engine.caches.deepcache(probed.plain, Options(interval=2))
-    both, _ = engine.caches.deepcache(lab.compiled(probed.plain), Options(interval=2))
+    alone, identifier = engine.caches.deepcache(probed.plain, DeepCacheOptions(interval=2))
+    both, _ = engine.caches.deepcache(lab.compiled(probed.plain), DeepCacheOptions(interval=2))
     for model in (alone, both):
         probed.sample(model, size=(8, 8), steps=4)
         report = engine.report(model)

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from warmgraph_backends.attaching.stepcache import apply, carried
 from warmgraph_backends.events import Events
 from warmgraph_backends.stepcache.cache import StepCache
-from warmgraph_backends.stepcache.run import Options
+from warmgraph_backends.stepcache.run import StepCacheOptions
 from warmgraph_backends.stepcache.schedule import Schedule
 
 from ..deepcache.cached import Pair, Patch, unpatched
@@ -30,7 +30,7 @@ def stepped(model: Any, full: Collection[int] = FULL, **options: Any) -> Any:
     if "speed" not in options:
         given = tuple(sorted(full))
         options = {"schedule": Schedule.CUSTOM, "full_steps": given, "first_full": 2, **options}
-    clone, _ = apply(model, Options(**options), Events(), identifier="stepcache")
+    clone, _ = apply(model, StepCacheOptions(**options), Events(), identifier="stepcache")
     return clone
 
 

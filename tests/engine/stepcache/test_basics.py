@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.stepcache.run import Options
+from warmgraph_backends.stepcache.run import StepCacheOptions
 
 from ..deepcache.cached import Pair, changed
 from ..deepcache.sampling import Trace, area, both, during, sample_custom, step_of
@@ -176,5 +176,5 @@ def test_what_is_kept_is_two_latents_of_each_conditioning(xl: Pair) -> None:
 
 
 def test_the_defaults_are_within_their_limits() -> None:
-    options = Options()
+    options = StepCacheOptions()
     assert options.speed >= 1 and options.first_full >= 2 and set(range(STEPS)) >= FULL

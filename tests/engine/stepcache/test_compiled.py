@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from warmgraph_backends.stepcache.run import Options
+from warmgraph_backends.stepcache.run import StepCacheOptions
 
 from ..lab import Lab, relative
 from ..probed import Probed
@@ -31,8 +31,8 @@ def test_computed_steps_run_compiled_in_both_orders(probed: Probed, lab: Lab) ->
 
 def test_reports_have_its_line(probed: Probed, lab: Lab) -> None:
     engine = lab.engine
-    alone, identifier = engine.caches.stepcache(probed.plain, Options(speed=2.0))
-    both, _ = engine.caches.stepcache(lab.compiled(probed.plain), Options(speed=2.0))
+    alone, identifier = engine.caches.stepcache(probed.plain, StepCacheOptions(speed=2.0))
+    both, _ = engine.caches.stepcache(lab.compiled(probed.plain), StepCacheOptions(speed=2.0))
     for model in (alone, both):
         assert "once a run has ended" in engine.report(model)["stepcache"]["text"]
         probed.sample(model, size=(8, 8), steps=12)
@@ -45,7 +45,7 @@ def test_reports_have_its_line(probed: Probed, lab: Lab) -> None:
     assert {r["id"]: r["ran"] for r in engine.overview.snapshot()["stepcaches"]}[identifier]
     probed.sample(alone, size=(8, 8), steps=4)
     assert "fewer than 10" in engine.report(alone)["stepcache"]["text"]
-    plain, _ = engine.caches.stepcache(probed.plain, Options(speed=1.0))
+    plain, _ = engine.caches.stepcache(probed.plain, StepCacheOptions(speed=1.0))
     assert "every step is computed" in engine.report(plain)["stepcache"]["text"]
     del alone, model
     gc.collect()

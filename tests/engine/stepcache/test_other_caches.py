@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from warmgraph_backends.attaching import deepcache
-from warmgraph_backends.deepcache.run import Options
+from warmgraph_backends.deepcache.run import DeepCacheOptions
 from warmgraph_backends.events import Events
 from warmgraph_tools.inprocess import Host
 
@@ -111,7 +111,9 @@ def test_step_cache_leaves_the_run_to_it_and_says_whose_it_is(
 @pytest.mark.parametrize("theirs", HOOKS)
 def test_deepcache_does_likewise(xl: Pair, theirs: Hook) -> None:
     expected = xl.sample(theirs(xl.model), steps=STEPS)
-    clone, cache = deepcache.apply(xl.model, Options(interval=3), Events(), identifier="deepcache")
+    clone, cache = deepcache.apply(
+        xl.model, DeepCacheOptions(interval=3), Events(), identifier="deepcache"
+    )
     assert torch.equal(xl.sample(theirs(clone), steps=STEPS), expected)
     assert cache.problem is not None and cache.problem.key == "other_cache"
     assert not cache.evaluations
