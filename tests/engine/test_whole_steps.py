@@ -75,7 +75,7 @@ def _attached(lab: Lab, model: Any) -> tuple[Any, _Counted]:
     options = SessionOptions(WhenMissing.NEVER, "")
     session = _Counted("model-0", attached.name, eager, options, scope, Pace(Times()))
     session.describe(attached.placement().device, attached.placement().dtype)
-    attached.attach(session, lab.engine)
+    attached.attach(session, lab.engine._runs)
     return attached.value, session
 
 
