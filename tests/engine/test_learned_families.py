@@ -248,12 +248,12 @@ def test_a_record_of_a_model_does_not_hang_on_the_first_call(models: Models, kin
     assert models.record(kind, OTHER) == models.record(kind)
 
 
-def test_a_worker_learns_from_data_alone(models: Models) -> None:
+def test_a_worker_learns_from_data_alone(models: Models, tmp_path: Path) -> None:
     """The same record as here; and what it cannot learn it says as a job's failure."""
     task = models.task("ernie")
     process = WorkerProcess(Path(worker.__file__))
     try:
-        process.send({**host_arguments(), "cache": str(process.cache)})
+        process.send({**host_arguments(), "cache": str(process.cache), "spool": str(tmp_path)})
         assert "ready" in process.receive()
         process.send({"job": 1, "task": task})
         answer = process.receive()
