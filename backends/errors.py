@@ -1,15 +1,16 @@
 """Every error that Warmgraph raises, drawn once.
 
-WarmgraphError              base: `reason` says why, `remedy` what to do ├── RequirementError
-a backend cannot work here (no Triton, no CUDA, torch too old) ├── DescriptionError        a module
-cannot be written down for a worker ├── LearnError              how a block or a model is called
-cannot be learned ├── ManifestError           what a graph file or a worker says of a graph is not
-of the right kind ├── BuildError              a build failed, was killed or ran out of time │   └──
-BrokenWorkerError   nor can its worker build anything else now ├── GraphFileError          a graph
-file is damaged, unsigned, foreign or cannot be written │   └── RefusedFileError    (graph_file.py)
-which check it did not pass, and which file ├── GraphsNameError         a graphs name or workflow
-path is not a plain, safe name └── StrictError             Load Compiled Graph in strict mode found
-something that would run eager
+WarmgraphError              base: `reason` says why, `remedy` what to do
+├── RequirementError        a backend cannot work here (no Triton, no CUDA, torch too old)
+├── DescriptionError        a module cannot be written down for a worker
+├── LearnError              how a block or a model is called cannot be learned
+├── ManifestError           what a graph file or a worker says of a graph is not of the right kind
+├── BuildError              a build failed, was killed or ran out of time
+│   └── BrokenWorkerError   nor can its worker build anything else now
+├── GraphFileError          a graph file is damaged, unsigned, foreign or cannot be written
+│   └── RefusedFileError    (graph_file.py) which check it did not pass, and which file
+├── GraphsNameError         a graphs name or workflow path is not a plain, safe name
+└── StrictError             Load Compiled Graph in strict mode found something that would run eager
 """
 
 from __future__ import annotations

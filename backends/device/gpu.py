@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -83,19 +83,6 @@ def pretended() -> str | None:
 def machine() -> str:
     """Return a name for this machine's device, for what is remembered of it."""
     return f"{platform.node()}/{name()}/{sys.platform}"
-
-
-def random_state(device: torch.device) -> list[torch.Tensor]:
-    """Return the state of the random numbers of the processor, and of a device."""
-    own = [torch.cuda.get_rng_state(device)] if is_gpu(device) else []
-    return [torch.get_rng_state(), *own]
-
-
-def set_random_state(device: torch.device, state: Sequence[torch.Tensor]) -> None:
-    """Restore a state of random numbers (`random_state`)."""
-    torch.set_rng_state(state[0])
-    if len(state) > 1:
-        torch.cuda.set_rng_state(state[1], device)
 
 
 def capability(card: int | None = None) -> str:
