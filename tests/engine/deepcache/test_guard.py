@@ -55,7 +55,7 @@ OUTSIDE = {
     "custom",
     "_root",
     "Drift._is_far",
-    "Options.__init__",
+    "DeepCacheOptions.__init__",
 }
 
 
