@@ -56,6 +56,8 @@ OUTSIDE = {
     "_root",
     "Drift._is_far",
     "DeepCacheOptions.__init__",
+    "CachedRun.let_go",
+    "Places.keep_only",
 }
 
 

@@ -33,7 +33,7 @@ OUTSIDE = {
     "Cache._ended",
     "StepCache.__init__",
     "StepCache._ended",
-    "Options.__init__",
+    "StepCacheOptions.__init__",
     "Tally.__init__",
     "Tally.chunks",
     "Tally._times",
@@ -43,7 +43,7 @@ OUTSIDE = {
     "_stopwatch",
     "Patch.name",
     "_name",
-    "Run.let_go",
+    "CachedRun.let_go",
     "Places.__iter__",
     "Places.clear",
 }
