@@ -348,9 +348,8 @@ class Engine:
             session = self._starter.start(attached, options, backend, identifier=identifier)
         except RequirementError as error:
             attached.note(error.told)
-            level = (
-                logging.INFO if isinstance(attached, LeftAlone) else logging.WARNING
-            )  # said before
+            was_told = isinstance(attached, LeftAlone)
+            level = logging.INFO if was_told else logging.WARNING
             logger.log(level, "Runs as without Warmgraph: %s", error)
             return None
         attached.attach(session, self._runs)

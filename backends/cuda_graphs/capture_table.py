@@ -58,7 +58,7 @@ K = TypeVar("K", bound=KnownCall)
 
 
 class CaptureTable(Generic[K]):
-    """The captured calls of one root module, as the owner of their graphs (`memory.Owner`)."""
+    """The captured calls of one root module, as the owner of their graphs (`memory.GraphOwner`)."""
 
     def __init__(self, memory: CapturedMemory, make: Callable[[], K], most: int) -> None:
         """Set up; nothing is captured yet.

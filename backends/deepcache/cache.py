@@ -1,7 +1,7 @@
 """DeepCache on one MODEL: what happens around a sampler run and around each call of the UNet.
 
-A call's feature is reused by calls that equal it in everything that shapes it (`features.Place`);
-all others run in full. Only counts outlive the run.
+A call's feature is reused by calls that equal it in everything that shapes it
+(`features.CallShape`); all others run in full. Only counts outlive the run.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def type_of(device: torch.device) -> str:
 
 @cache  # reading a device's type takes microseconds
 def is_gpu(device: torch.device | str) -> bool:
-    """Tell whether a device, or a type of devices, is a GPU for us: `Kind.has_queue`."""
+    """Tell whether a device, or a type of devices, is a GPU for us: `DeviceKind.has_queue`."""
     return (device if isinstance(device, str) else device.type) in GPU_TYPES
 
 

@@ -71,7 +71,7 @@ class Recorder(Protocol):
 
 
 class CallRecord(Protocol):
-    """Keeps how parts that are others' code were called (`Record`)."""
+    """Keeps how parts that are others' code were called (`RecordedCall`)."""
 
     def call(
         self, path: str, given: Sequence[torch.Tensor], compute: Callable[[], torch.Tensor]

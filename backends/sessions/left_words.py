@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ..operators.left_layers import LeftLayers
 from ..reasons import Reason, joined, of
 
-#: By `Left.how`.
+#: By `LeftLayers.how`.
 _PRODUCTS = {
     "unpacked": "unpacked_here",
     "unpacked_asked": "unpacked_fully",

@@ -17,7 +17,7 @@ def cards_of(
     """Return the state of the copies of a session's model, as JSON-plain data; may be empty.
 
     Args:
-        parts_of: says how a copy's parts stand (`last_run.Parts`).
+        parts_of: says how a copy's parts stand (`last_run.PartCounts`).
         told: puts a reason into plain data.
     """
     return [_card(card, parts_of(card), told) for card in cards if card.scope.device is not None]
