@@ -46,7 +46,9 @@ def test_a_shipped_workflow_opens_unmodified_as_its_file_says_and_is_sent_as_we_
         key: entry["class_type"] for key, entry in made.items()
     }
     for key, entry in made.items():
-        assert sent[key]["inputs"] == entry["inputs"], f"node {key} ({entry['class_type']})"
+        # On newer hosts a choice may bring inputs of its own, which the file does not have.
+        given = {k: v for k, v in sent[key]["inputs"].items() if k.partition(".")[0] == k}
+        assert given == entry["inputs"], f"node {key} ({entry['class_type']})"
 
 
 def test_a_user_saves_and_runs_a_shipped_workflow(

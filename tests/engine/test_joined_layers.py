@@ -291,7 +291,9 @@ def test_others_code_is_called_in_the_order_of_eager(wan: Model, names: Sequence
     found = list(calls)
     calls.clear()
     eager = wan.sample(patch(wan.plain))
-    assert found == calls and len(calls) >= 4 * len(names)
+    called = {name for name in names if any(path.endswith(name) for path in calls)}
+    assert found == calls and len(calls) >= 4 * len(called)
+    assert set(names) - called <= {"ffn.2"}  # whose weight newer hosts take without calling it
     assert relative(image, eager) < 2 * QUANTISED < relative(eager, wan.sample(wan.plain))
     assert reasons(wan.report(ours)) == {}
 

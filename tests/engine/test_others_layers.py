@@ -127,9 +127,11 @@ def test_what_packs_put_into_wan_leaves_its_blocks_compiled(
     host: Host, shared: Lab, path: str, make: Callable[[Any], Callable[..., Any]], name: str
 ) -> None:
     wan = Model(host, shared, "wan")
-    blocks = len(wan.plain.model.diffusion_model.blocks)
+    blocks = wan.plain.model.diffusion_model.blocks
     found = wan.check(object_patches(path, make))
-    assert found == {f"another node replaces the forward of a {name}": blocks}
+    if path == "ffn":  # of a class of its own on newer hosts
+        name = type(blocks[0].ffn).__name__
+    assert found == {f"another node replaces the forward of a {name}": len(blocks)}
 
 
 def test_what_packs_put_into_wan_together(host: Host, shared: Lab) -> None:
@@ -143,7 +145,8 @@ def test_what_packs_put_into_wan_together(host: Host, shared: Lab) -> None:
 
     found = wan.check(patch)
     assert found[REPLACED] == 2
-    for name in ("WanT2VCrossAttention", "Sequential"):
+    fed = type(wan.plain.model.diffusion_model.blocks[0].ffn).__name__
+    for name in ("WanT2VCrossAttention", fed):
         assert found[f"another node replaces the forward of a {name}"] == 2
 
 

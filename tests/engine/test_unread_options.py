@@ -42,7 +42,8 @@ def mentioned(monkeypatch: pytest.MonkeyPatch) -> Mentioned:
 def test_all_code_that_models_run_through_is_looked_at(host: Host) -> None:
     roots = [host.load("narrowxl")[0]]
     roots += [transformers.load(kind) for kind in KINDS if transformers.is_here(kind)]
-    known = ("comfy_kitchen", "comfy_aimdo", "comfy.quant_ops")  # they are given tensors alone
+    # They are given tensors alone.
+    known = ("comfy_kitchen", "comfy_aimdo", "comfy.quant_ops", "comfy.float")
     for model in roots:
         root, through = model.model.diffusion_model, list[Any]()
         classes = {type(module) for module in root.modules()}
