@@ -1,5 +1,5 @@
-"""What the host folds into a product that quantises rows: an activation before it; on 0.36 and newer
-a norm, too, and a residual after it.
+"""What the host folds into a product that quantises rows: an activation before it, and on 0.36 and
+newer a norm, or a residual after it.
 
 Relies on the host's `comfy/ops.py` (`linear_input_act`, `INPUT_ACT_EAGER`); without them nothing is
 folded.
@@ -57,7 +57,8 @@ def answered_by(folded: Callable[[Any, str], Any]) -> Iterator[None]:
         return
 
     def asked(layer: Any, x: torch.Tensor, act: str | None, *more: Any, **named: Any) -> Any:
-        both = folded(layer, act) if act in comfy.ops.INPUT_ACT_EAGER else None
+        known = act is not None and act in comfy.ops.INPUT_ACT_EAGER
+        both = folded(layer, str(act)) if known else None
         if both is None:
             return host(layer, x, act, *more, **named)
         return host(both, x, None, *more, **named) if more or named else both(x)

@@ -85,7 +85,7 @@ def describe_module(
                 of("attribute_not_plain", name=name, where=where, sort=type(value).__name__)
             ) from None
     buffers = {n: b for n, b in module._buffers.items() if b is not None and n not in hidden}
-    if buffers and (layers.is_operator(cls) or not wanted >= buffers.keys()):
+    if buffers and (layers.is_operator(cls) or not set(buffers) <= set(wanted)):
         raise DescriptionError(of("has_buffers", where=where))
     parameters: dict[str, dict[str, Any] | None] = {}
     for name, tensor in (*module._parameters.items(), *buffers.items()):

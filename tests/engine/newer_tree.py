@@ -148,7 +148,7 @@ def run_block(block, *args, **kwargs):
 '''
 
 #: Rounds to so few steps that its result is not taken for that of another attention.
-_FEW_BITS = '''
+_FEW_BITS = """
 
 def _in_few_bits(query, key, value):
     steps = query.abs().amax() / 4
@@ -157,7 +157,7 @@ def _in_few_bits(query, key, value):
 
 
 ck.int8_attention = _in_few_bits
-'''
+"""
 
 _FOLDED_MORE = '''
 
@@ -176,14 +176,14 @@ def linear_input_act(
 
 #: Of H3's VAE: classes' methods, by their class's name.
 _OF_THE_VAE = {
-    "FeedForward": '''
+    "FeedForward": """
 def forward(self, x, pre_norm, residual, residual_scale):
     norm = pre_norm.weight, pre_norm.eps
     both = comfy.ops.linear_input_act(self.w1, x, "rms_norm", *norm)
     added = {"residual": residual, "residual_scale": residual_scale}
     return comfy.ops.linear_input_act(self.w2, both, "swiglu", **added)
-''',
-    "Attention": '''
+""",
+    "Attention": """
 def forward(self, x, table, pre_norm, residual, residual_scale):
     norm = pre_norm.weight, pre_norm.eps
     all_three = comfy.ops.linear_input_act(self.to_qkv, x, "rms_norm", *norm)
@@ -200,12 +200,12 @@ def forward(self, x, table, pre_norm, residual, residual_scale):
         result = optimized_attention(query, key, value, self.heads, skip_reshape=True)
     added = {"residual": residual, "residual_scale": residual_scale}
     return comfy.ops.linear_input_act(self.to_out, torch.nan_to_num(result), None, **added)
-''',
-    "TransformerBlock": '''
+""",
+    "TransformerBlock": """
 def forward(self, x, rotary_pos_emb=None):
     x = self.attn(x, rotary_pos_emb, self.norm1, residual=x, residual_scale=self.scale1)
     return self.ff(x, self.norm2, residual=x, residual_scale=self.scale2)
-''',
+""",
 }
 
 _VAE_OF_A_FILE = '''
@@ -409,11 +409,14 @@ def _folded_around(text: str) -> str:
             [method] = (each for each in scope.body if getattr(each, "name", "") == "forward")
             scope.body[scope.body.index(method)] = ast.parse(new).body[0]
             if scope.name == "Attention":
-                scale = 'self.register_buffer("qk_norm_scale", torch.ones(dim_head), persistent=False)'
+                scale = (
+                    'self.register_buffer("qk_norm_scale", torch.ones(dim_head), persistent=False)'
+                )
                 [made] = (each for each in scope.body if getattr(each, "name", "") == "__init__")
                 made.body += ast.parse(scale).body
-    few = "from comfy.ldm.modules.attention import COMFY_KITCHEN_INT8_ATTENTION_IS_AVAILABLE as FEW_BITS"
-    return f"import comfy.utils\n{few}\n{ast.unparse(tree)}{_VAE_OF_A_FILE}"
+    imported = "import comfy.ldm.modules.attention as attending\nimport comfy.utils\n"
+    few = "\nFEW_BITS = attending.COMFY_KITCHEN_INT8_ATTENTION_IS_AVAILABLE\n"
+    return f"{imported}{ast.unparse(tree)}{few}{_VAE_OF_A_FILE}"
 
 
 def _vae_of_its_file(text: str) -> str:

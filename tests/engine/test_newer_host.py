@@ -125,9 +125,9 @@ def test_a_vae_that_folds_norms_and_residuals_into_its_products_is_compiled(
 ) -> None:
     folder = tmp_path_factory.mktemp("vae")
     with keeping(folder / "newer"):
-        seen = seen_by(
-            "newer_vae_child.py", tree, host.base, folder / "newer", form, timeout=1200
-        )[form]
+        seen = seen_by("newer_vae_child.py", tree, host.base, folder / "newer", form, timeout=1200)[
+            form
+        ]
     assert seen["regions"] == {"total": 2, "compiled": 2, "eager": 0}, seen["reasons"]
     assert seen["jobs"] == 0
     assert max(seen["errors"]) <= bound, seen
