@@ -4,7 +4,8 @@ compares the result with the host's own code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeVar
 
@@ -45,7 +46,7 @@ def tracing(layout: str) -> AbstractContextManager[Any]:
 
 _BY_CHANNELS = {"memory_format": torch.channels_last_3d}
 _APPLY = f"{kitchen.PACKAGE}.apply_rope"
-_NORM = {
+_NORM: dict[str, Callable[..., Any]] = {
     f"{kitchen.PACKAGE}.rms_rope1": norm_and_rotate,
     f"{kitchen.PACKAGE}.rms_rope": norm_and_rotate_both,
     f"{kitchen.PACKAGE}.rms_rope_split_half1": norm_and_rotate_halves,
@@ -57,6 +58,17 @@ _NORM = {
 }
 #: Which writes into its inputs.
 _NORM_IN_PLACE = f"{kitchen.PACKAGE}.rms_rope_split_half_"
+
+
+def takes(ours: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether ours takes all that an operator of the library is called with; one that grew an
+    argument is called as it is.
+    """
+    try:
+        inspect.signature(ours).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 Source = TypeVar("Source")
@@ -76,6 +88,13 @@ class _Rewrites(TorchFunctionMode):
         self._repeated: _Made[torch.Tensor] = []
         #: What an operator of the library writes into, and what it would have there.
         self._written: _Made[torch.Tensor] = []
+        #: What computes in place of the library's operators, by their names.
+        self.of_the_library: dict[str, Callable[..., Any]] = {
+            **_NORM,
+            f"{_APPLY}1": self._rotate,
+            _APPLY: self._rotate_both,
+            _NORM_IN_PLACE: self._norm_in_place,
+        }
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -107,14 +126,9 @@ class _Rewrites(TorchFunctionMode):
         elif func is host_attention.OPERATOR:
             return self._attend(*args, **kwargs)
         elif (name := operator_name(func)) is not None:
-            if name == f"{_APPLY}1":
-                func = self._rotate
-            elif name == _APPLY:
-                func = self._rotate_both
-            elif name == _NORM_IN_PLACE:
-                func = self._norm_in_place
-            else:
-                func = _NORM.get(name, func)
+            ours = self.of_the_library.get(name)
+            if ours is not None and takes(ours, args, kwargs):
+                func = ours
         return func(*args, **kwargs)
 
     def _cat(self, tensors: Any, dim: int = 0, **others: Any) -> torch.Tensor:

@@ -7,12 +7,16 @@ encoder of short clips.
 
 from __future__ import annotations
 
+import inspect
+from functools import partial
 from typing import Any
 
 from ..contract import InputSpec, Symbol
-from ..plans.binding import TAKEN, needed
+from ..host_api.attention import of_eight_bits
+from ..host_api.options import ATTENTION
+from ..plans.binding import TAKEN, Forward, needed
 from ..plans.family import Family
-from ..plans.plan import Form, Plan
+from ..plans.plan import Form, Plan, RegionCall
 from ..reasons import of
 from . import dit
 
@@ -27,11 +31,11 @@ _STACK = "decoder.transformer_blocks"
 
 
 class Block(dit.Attending):
-    """TransformerBlock: `x [batch, tokens, C]` and the rotation table -> as x."""
+    """TransformerBlock: `x [batch, tokens, C]` and the rotation table -> as x, in its place."""
 
     family = NAME
     name = "block"
-    writes = (0,)
+    writes: tuple[int, ...] = (0,)
     arguments = dit.takes(x=TAKEN, rotary_pos_emb=needed(dit.NOT_ROTATED))
     parts = ("attn", "ff")
 
@@ -45,8 +49,24 @@ class Block(dit.Attending):
         )
 
 
-BLOCK = Block()
-FORMS: dict[str, Form] = {BLOCK.name: BLOCK}
+class Folded(Block):
+    """The block of 0.36 and newer, which folds norms and residuals into its products: it gives
+    another tensor, and attends in eight bits where its weights have them.
+    """
+
+    name = "folded block"
+    writes = ()
+
+    def serving(self, call: RegionCall, module: Any) -> Forward:
+        return partial(self._serve, call, module.attn.to_qkv)
+
+    def _serve(self, call: RegionCall, layer: Any, options: dit.Options, *inputs: Any) -> Any:
+        attend = of_eight_bits(layer)
+        return self.serve(call, {ATTENTION: attend} if attend else options, *inputs)
+
+
+BLOCK, FOLDED = Block(), Folded()
+FORMS: dict[str, Form] = {form.name: form for form in (BLOCK, FOLDED)}
 
 
 def plan_minimax_vae(model: Any) -> Plan:
@@ -57,7 +77,8 @@ def plan_minimax_vae(model: Any) -> Plan:
     if table.n_dim * table.inv_freq.shape[0] != PAIRS:
         plan.outside.append((_STACK, of("other_rotation")))
         return plan
-    dit.cut_stack(plan, model, _STACK, host.TransformerBlock, BLOCK)
+    folds = "pre_norm" in inspect.signature(host.FeedForward.forward).parameters
+    dit.cut_stack(plan, model, _STACK, host.TransformerBlock, FOLDED if folds else BLOCK)
     return plan
 
 

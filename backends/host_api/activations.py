@@ -1,4 +1,5 @@
-"""Activations that the host folds into the next product, where that quantises rows.
+"""What the host folds into a product that quantises rows: an activation before it, and on 0.36 and
+newer a norm, or a residual after it.
 
 Relies on the host's `comfy/ops.py` (`linear_input_act`, `INPUT_ACT_EAGER`); without them nothing is
 folded.
@@ -42,10 +43,12 @@ def multiply(layer: torch.nn.Module, x: torch.Tensor, act: str) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def answered_by(
-    function: Callable[[Any, torch.Tensor, str], torch.Tensor | None],
-) -> Iterator[None]:
-    """Have the host's code ask a function first. For a worker, while it traces."""
+def answered_by(folded: Callable[[Any, str], Any]) -> Iterator[None]:
+    """Have the host's code ask a function first: for a layer and the name of an activation it
+    returns a layer that does both, or None. All else that the host folds is then computed beside
+    the product, by the host's own words for a layer of plain weights. For a worker, while it
+    traces.
+    """
     import comfy.ops
 
     host = getattr(comfy.ops, _FOLDED, None)
@@ -53,10 +56,12 @@ def answered_by(
         yield
         return
 
-    def asked(layer: Any, x: torch.Tensor, act: str) -> torch.Tensor:
-        found = function(layer, x, act)
-        result: torch.Tensor = host(layer, x, act) if found is None else found
-        return result
+    def asked(layer: Any, x: torch.Tensor, act: str | None, *more: Any, **named: Any) -> Any:
+        known = act is not None and act in comfy.ops.INPUT_ACT_EAGER
+        both = folded(layer, str(act)) if known else None
+        if both is None:
+            return host(layer, x, act, *more, **named)
+        return host(both, x, None, *more, **named) if more or named else both(x)
 
     setattr(comfy.ops, _FOLDED, asked)
     try:

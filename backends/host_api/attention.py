@@ -1,7 +1,8 @@
 """The host's attention, and which of PyTorch's kernels it asks for.
 
 Relies on the host's `comfy/ldm/modules/attention.py` (`optimized_attention`, `wrap_attn`;
-`ComfyAttention` and `AttentionTensorContainer` of newer ones) and `comfy/ops.py`
+`ComfyAttention`, `AttentionTensorContainer` and `COMFY_KITCHEN_INT8_ATTENTION_IS_AVAILABLE` of
+newer ones) and `comfy/ops.py`
 (`SDPA_BACKEND_PRIORITY`, on CUDA alone).
 """
 
@@ -185,6 +186,30 @@ def call(
     """
     parts = (part.view(*part.shape[:2], heads, -1) for part in (query, key, value))
     return function(*parts, heads, **{PREFERRED: layer})
+
+
+def of_eight_bits(layer: torch.nn.Module) -> Callable[..., torch.Tensor] | None:
+    """Return what options name where the host's code attends in eight bits because a layer's
+    weight has them (H3's VAE, 0.36 and newer); None elsewhere.
+    """
+    import comfy.ops
+    from comfy.ldm.modules import attention
+
+    is_there = getattr(attention, "COMFY_KITCHEN_INT8_ATTENTION_IS_AVAILABLE", False)
+    is_of_them = isinstance(layer.weight, comfy.ops.QuantizedTensor)
+    return in_eight_bits if is_there and is_of_them else None
+
+
+def in_eight_bits(
+    _: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **named: Any
+) -> torch.Tensor:
+    """Attend by the library's kernel: `[batch, heads, rows, width]` to `[batch, rows, heads *
+    width]`.
+    """
+    import comfy.quant_ops
+
+    result: torch.Tensor = comfy.quant_ops.ck.int8_attention(query, key, value)
+    return result.transpose(1, 2).flatten(2)
 
 
 @contextlib.contextmanager

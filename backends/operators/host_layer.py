@@ -125,17 +125,29 @@ class HostLayer(StandIn):
         return result
 
 
+class _Activated:
+    """Such a layer, of its input after an activation; anything asked of it is the layer's."""
+
+    def __init__(self, layer: HostLayer, act: str) -> None:
+        self._layer, self._act = layer, act
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = OPERATOR(x, self.path, self.out_features, self._act)
+        return result
+
+
 def activations_folded() -> AbstractContextManager[None]:
     """Until this ends, fold an activation into the host's product after it, where the graph does
     not round the product's input: an int8 product includes the activation. For a worker, while it
     traces.
     """
 
-    def folded(layer: Any, x: torch.Tensor, act: str) -> torch.Tensor | None:
-        if not isinstance(layer, HostLayer) or layer.rounded_to is not None:
-            return None
-        result: torch.Tensor = OPERATOR(x, layer.path, layer.out_features, act)
-        return result
+    def folded(layer: Any, act: str) -> _Activated | None:
+        known = isinstance(layer, HostLayer) and layer.rounded_to is None
+        return _Activated(layer, act) if known else None
 
     return activations.answered_by(folded)
 

@@ -84,8 +84,11 @@ def describe_module(
             raise DescriptionError(
                 of("attribute_not_plain", name=name, where=where, sort=type(value).__name__)
             ) from None
+    buffers = {n: b for n, b in module._buffers.items() if b is not None and n not in hidden}
+    if buffers and (layers.is_operator(cls) or not set(buffers) <= set(wanted)):
+        raise DescriptionError(of("has_buffers", where=where))
     parameters: dict[str, dict[str, Any] | None] = {}
-    for name, tensor in module._parameters.items():
+    for name, tensor in (*module._parameters.items(), *buffers.items()):
         if name in absent:
             continue
         if tensor is None:
@@ -97,8 +100,6 @@ def describe_module(
             )
         final = dtype(module, name, tensor)
         parameters[name] = {"shape": list(tensor.shape), "dtype": str(final).removeprefix("torch.")}
-    if any(b is not None and name not in hidden for name, b in module._buffers.items()):
-        raise DescriptionError(of("has_buffers", where=where))
     return {
         "class": where,
         "attributes": dict(sorted(attributes.items())),

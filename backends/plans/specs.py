@@ -162,10 +162,10 @@ def quick_signature(place: Place) -> tuple[Any, ...]:
             and (name[0] != "_" or isinstance(value, _PLAIN))
             and (path or name not in place.form.hidden)
         ]
-        parts += [(name, buffer is None) for name, buffer in part._buffers.items()]
         parts += [
             (name, None if p is None else (type(p), p.shape, p.dtype))
-            for name, p in part._parameters.items()
+            for table in (part._parameters, part._buffers)
+            for name, p in table.items()
         ]
         pending += [
             (name, child)

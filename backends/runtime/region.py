@@ -17,6 +17,7 @@ from ..cuda_graphs.piece import GraphCall
 from ..cuda_graphs.pieces import Pieces, PlaceCall
 from ..graphs.compiled_graph import CompiledGraph
 from ..host_api import formats
+from ..host_api.attention import in_eight_bits
 from ..host_api.execution import check_cancelled, is_interrupt, passes, pause_host_compiler
 from ..host_api.options import ATTENTION
 from ..kinds.layout import InputForm, form_of
@@ -245,6 +246,8 @@ class Region:
         if guests is None and beside:
             return self._by_host(inputs, weights.weight_class, elements)
         theirs = options_of_step().get(ATTENTION)
+        if theirs is in_eight_bits:  # by the host's own code, in the block that it is compared with
+            theirs = None
         sample = verifier.sample(list(ready), elements)
         if theirs or (guests is not None and guests.live.parts):
             sample = Sample(list(ready), True, elements)  # such code may know the call's sizes

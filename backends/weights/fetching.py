@@ -142,7 +142,8 @@ class ModelWeights:
     def watch(self, slots: Sequence[_Slot]) -> None:
         """Start a new epoch when one of these parameters is replaced."""
         for owner, name in slots:
-            self._watched.append((owner._parameters, name, owner._parameters.get(name)))
+            table: dict[str, Any] = owner._buffers if name in owner._buffers else owner._parameters
+            self._watched.append((table, name, table.get(name)))
 
     def by_source(self, modules: Sequence[Any]) -> dict[WeightSource, list[Any]]:
         """Return which source fetches which of these modules now, in the order of the sources."""

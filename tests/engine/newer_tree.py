@@ -5,7 +5,8 @@ Each attention gets a part that may name another function for it (`ComfyAttentio
 its tensors in containers; feed-forwards go through helpers that look at a layer before they call
 it, and do more in one kernel where its weight is quantised; blocks take one argument more, which
 they are given, and some are called by a helper; the model's own call, wrappers and all, is recorded
-by something that counts what others allocate.
+by something that counts what others allocate. H3's VAE folds its norms and residuals into its
+products, and attends in fewer bits where its weights have eight.
 """
 
 from __future__ import annotations
@@ -146,6 +147,81 @@ def run_block(block, *args, **kwargs):
     return block(*args, **kwargs)
 '''
 
+#: Rounds to so few steps that its result is not taken for that of another attention.
+_FEW_BITS = """
+
+def _in_few_bits(query, key, value):
+    steps = query.abs().amax() / 4
+    query = (query / steps).round() * steps
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+
+ck.int8_attention = _in_few_bits
+"""
+
+_FOLDED_MORE = '''
+
+_act_alone = linear_input_act
+
+
+def linear_input_act(
+    linear, x, input_act, act_weight=None, act_eps=0.0, residual=None, residual_scale=None
+):
+    """More of what surrounds a product."""
+    if input_act == "rms_norm":
+        x, input_act = comfy.rmsnorm.rms_norm(x, act_weight, act_eps), None
+    result = linear(x) if input_act is None else _act_alone(linear, x, input_act)
+    return result if residual is None else torch.addcmul(residual, result, residual_scale)
+'''
+
+#: Of H3's VAE: classes' methods, by their class's name.
+_OF_THE_VAE = {
+    "FeedForward": """
+def forward(self, x, pre_norm, residual, residual_scale):
+    norm = pre_norm.weight, pre_norm.eps
+    both = comfy.ops.linear_input_act(self.w1, x, "rms_norm", *norm)
+    added = {"residual": residual, "residual_scale": residual_scale}
+    return comfy.ops.linear_input_act(self.w2, both, "swiglu", **added)
+""",
+    "Attention": """
+def forward(self, x, table, pre_norm, residual, residual_scale):
+    norm = pre_norm.weight, pre_norm.eps
+    all_three = comfy.ops.linear_input_act(self.to_qkv, x, "rms_norm", *norm)
+    parts = all_three.view(*x.shape[:2], -1, 3 * self.dim_head).chunk(3, -1)
+    scale, rotated = self.qk_norm_scale.to(x.device), 2 * table.shape[-3]
+    query, key = comfy.quant_ops.ck.rms_rope_split_half_(
+        *parts[:2], table, scale, epsilon=self.norm_q.eps, rot_dim=rotated
+    )
+    query, key, value = (part.transpose(1, 2) for part in (query, key, parts[2]))
+    if FEW_BITS and isinstance(self.to_qkv.weight, comfy.ops.QuantizedTensor):
+        result = comfy.quant_ops.ck.int8_attention(query, key, value)
+        result = result.transpose(1, 2).reshape(x.shape)
+    else:
+        result = optimized_attention(query, key, value, self.heads, skip_reshape=True)
+    added = {"residual": residual, "residual_scale": residual_scale}
+    return comfy.ops.linear_input_act(self.to_out, torch.nan_to_num(result), None, **added)
+""",
+    "TransformerBlock": """
+def forward(self, x, rotary_pos_emb=None):
+    x = self.attn(x, rotary_pos_emb, self.norm1, residual=x, residual_scale=self.scale1)
+    return self.ff(x, self.norm2, residual=x, residual_scale=self.scale2)
+""",
+}
+
+_VAE_OF_A_FILE = '''
+
+def of_a_file(weights, dtype):
+    """Make one whose decoder has the format of its file."""
+    global ops
+    plain, found = ops, comfy.utils.detect_layer_quantization(weights, "")
+    if found is not None:
+        ops = comfy.ops.mixed_precision_ops(found, dtype or torch.float16)
+    try:
+        return MiniMaxH3VideoVAE()
+    finally:
+        ops = plain
+'''
+
 
 def make(tree: Path, target: Path) -> Path:
     """Make such a copy of the host's tree; what is not changed is shared with it."""
@@ -157,9 +233,12 @@ def make(tree: Path, target: Path) -> Path:
     host = target / "comfy"
     for name in _MODELS:
         _rewrite(host / "ldm" / name, _attending)
-    _rewrite(host / "ldm/modules/attention.py", _replaced_wrapper)
+    _rewrite(host / "ldm/modules/attention.py", _replaced_wrapper, _few_bits_are_there)
     _rewrite(host / "ldm" / _UNHEARD_OF, _unheard_of)
-    _rewrite(host / "ops.py", lambda text: text + _HELPERS)
+    _rewrite(host / "ops.py", lambda text: f"import comfy.rmsnorm\n{text}{_FOLDED_MORE}{_HELPERS}")
+    _rewrite(host / "quant_ops.py", lambda text: text + _FEW_BITS)
+    _rewrite(host / "ldm/minimax/vae.py", _folded_around)
+    _rewrite(host / "sd.py", _vae_of_its_file)
     _rewrite(host / "model_prefetch.py", lambda text: f"import threading\n{text}{_RECORDING}")
     _rewrite(host / "ldm/lumina/model.py", _gated_together)
     _rewrite(host / "ldm/wan/model.py", _folded, _called_by_a_helper)
@@ -313,3 +392,33 @@ def _recorded(text: str) -> str:
         "        return model(*args, **kwargs)\n"
     )
     return "import comfy.model_prefetch\n" + _replace(text, old, new) + helper
+
+
+# --- H3's VAE -------------------------------------------------------------------------------------
+
+
+def _few_bits_are_there(text: str) -> str:
+    return text + "\n\nCOMFY_KITCHEN_INT8_ATTENTION_IS_AVAILABLE = True\n"
+
+
+def _folded_around(text: str) -> str:
+    tree = ast.parse(text)
+    for scope in tree.body:
+        new = _OF_THE_VAE.get(scope.name) if isinstance(scope, ast.ClassDef) else None
+        if new is not None:
+            [method] = (each for each in scope.body if getattr(each, "name", "") == "forward")
+            scope.body[scope.body.index(method)] = ast.parse(new).body[0]
+            if scope.name == "Attention":
+                scale = (
+                    'self.register_buffer("qk_norm_scale", torch.ones(dim_head), persistent=False)'
+                )
+                [made] = (each for each in scope.body if getattr(each, "name", "") == "__init__")
+                made.body += ast.parse(scale).body
+    imported = "import comfy.ldm.modules.attention as attending\nimport comfy.utils\n"
+    few = "\nFEW_BITS = attending.COMFY_KITCHEN_INT8_ATTENTION_IS_AVAILABLE\n"
+    return f"{imported}{ast.unparse(tree)}{few}{_VAE_OF_A_FILE}"
+
+
+def _vae_of_its_file(text: str) -> str:
+    made = "comfy.ldm.minimax.vae.MiniMaxH3VideoVAE()"
+    return _replace(text, made, "comfy.ldm.minimax.vae.of_a_file(sd, dtype)")

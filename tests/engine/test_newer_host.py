@@ -22,6 +22,8 @@ from .transformer_runs import EXPECTED
 UNHEARD_OF = "krea"
 UNET = "unet"
 QUANTISED_WAN = "wan:int8"
+#: Of a decoder in eight bits, as `test_h3_vae` bounds it.
+INT8 = 1e-2
 QUICK = (QUANTISED_WAN, UNHEARD_OF, UNET)
 #: Of every other family of transformers one, and what differs from it in its blocks.
 ALL = (
@@ -115,6 +117,22 @@ def test_nothing_of_ours_runs_while_the_host_records_its_allocations(
     quick: dict[str, Any], name: str
 ) -> None:
     assert quick[name]["recorded"]["within"] == 0 < quick[name]["recorded"]["paused"]
+
+
+@pytest.mark.parametrize(("form", "bound"), [("plain", TOLERANCE), ("int8_convrot", INT8)])
+def test_a_vae_that_folds_norms_and_residuals_into_its_products_is_compiled(
+    tree: Path, host: Host, tmp_path_factory: pytest.TempPathFactory, form: str, bound: float
+) -> None:
+    folder = tmp_path_factory.mktemp("vae")
+    with keeping(folder / "newer"):
+        seen = seen_by("newer_vae_child.py", tree, host.base, folder / "newer", form, timeout=1200)[
+            form
+        ]
+    assert seen["regions"] == {"total": 2, "compiled": 2, "eager": 0}, seen["reasons"]
+    assert seen["jobs"] == 0
+    assert max(seen["errors"]) <= bound, seen
+    is_few = form != "plain"  # the host attends in fewer bits then, and so do graphs
+    assert (seen["exact"] > 3 * bound) == is_few
 
 
 @pytest.mark.slow

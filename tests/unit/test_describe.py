@@ -54,6 +54,25 @@ def test_a_twin_computes_what_the_module_does_after_a_trip_through_json() -> Non
     assert not hasattr(twin, "unread")
 
 
+class Buffered(torch.nn.Module):
+    """Multiplies by a buffer that no file has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.tensor([2.0, 3.0]), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x * self.table
+        return result
+
+
+def test_a_buffer_that_code_reads_by_name_is_a_weight() -> None:
+    data = json.loads(json.dumps(describe(Buffered())))
+    assert data["parameters"] == {"table": {"shape": [2], "dtype": "float32"}}
+    twin = make_twin(data, lambda shape, dtype: torch.tensor([5.0, 7.0], dtype=dtype))
+    assert torch.equal(twin(torch.ones(1, 2)), torch.tensor([[5.0, 7.0]]))
+
+
 def test_only_attributes_that_code_reads_are_written_down() -> None:
     attributes = describe(Scaled())["attributes"]
     assert set(attributes) == {"scale", "_power", "sizes", "dtype"}

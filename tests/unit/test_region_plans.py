@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from warmgraph_backends.contract import WeightSpec
 from warmgraph_backends.families import adapter, unet
 from warmgraph_backends.families import catalogue as registry
 from warmgraph_backends.host_api.memory import spare_vram
 from warmgraph_backends.plans.describe import describe_module, import_named, make_twin
 from warmgraph_backends.plans.plan import Place, Plan, dispatch_one
 from warmgraph_backends.runtime.wiring import others_in
-from warmgraph_backends.weights.fetching import ModelWeights
+from warmgraph_backends.weights.fetching import ModelWeights, RegionWeights
 from warmgraph_tools import layouts
 from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
@@ -141,6 +142,20 @@ def test_weights_of_a_module_without_a_patcher_are_looked_at_once_a_run() -> Non
     assert weights.epoch == epoch
     weights.begin_run()
     assert weights.epoch > epoch
+
+
+def test_a_buffer_is_a_weight_that_may_be_replaced() -> None:
+    model = torch.nn.Module()
+    model.register_buffer("scale", torch.ones(16), persistent=False)
+    source = ModelWeights(model, torch.device("cpu"), torch.float32)
+    weights = RegionWeights(model, [WeightSpec("scale", (16,), "float32")], source)
+    source.begin_run()
+    source.begin_step()
+    assert weights.fetch().tensors == [model.scale]
+    model.scale = torch.full((16,), 2.0)
+    source.begin_step()
+    [found] = weights.fetch().tensors
+    assert torch.equal(found, torch.full((16,), 2.0))
 
 
 def test_spare_vram_counts_each_model_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from warmgraph_backends.compilers.replacements import gelu, group_norm
-from warmgraph_backends.compilers.rewrites import tracing
+from warmgraph_backends.compilers.rewrites import takes, tracing
 from warmgraph_backends.errors import BuildError
 from warmgraph_backends.kinds.layout import CHANNELS_LAST, CONTIGUOUS
 from warmgraph_backends.operators import host_attention
@@ -75,6 +75,31 @@ def test_gelu_by_erf_stays_torchs() -> None:
     with tracing(CONTIGUOUS):
         found = torch.nn.functional.gelu(x), torch.nn.functional.gelu(x, approximate="none")
     assert all(torch.equal(each, torch.nn.functional.gelu(x)) for each in found)
+
+
+def test_what_replaces_an_operator_of_the_hosts_library_takes_all_that_it_takes(host: Host) -> None:
+    import comfy_kitchen  # noqa: F401
+
+    found = 0
+    for name, ours in tracing(CONTIGUOUS).of_the_library.items():  # type: ignore[attr-defined]
+        package, _, operator = name.partition(".")
+        known = getattr(getattr(torch.ops, package), operator, None)
+        if known is not None:  # an older library lacks some
+            arguments = [each.name for each in known.default._schema.arguments]
+            assert takes(ours, arguments, {}), (name, arguments)
+            found += 1
+    assert found >= 8
+
+
+def test_an_operator_that_takes_more_is_called_as_it_is() -> None:
+    with torch.library._scoped_library("warmgraph_test", "DEF") as library:
+        library.define("grown(Tensor x, Tensor table, int more) -> Tensor")
+        library.impl("grown", lambda x, table, more: x + more, "CPU")
+        mode: Any = tracing(CONTIGUOUS)
+        mode.of_the_library["warmgraph_test.grown"] = lambda x, table: x
+        x = torch.zeros(2)
+        with mode:
+            assert torch.equal(torch.ops.warmgraph_test.grown(x, x, 3), torch.full((2,), 3.0))
 
 
 def test_what_is_repeated_once_is_not_copied() -> None:
