@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..contract import InputSpec, Symbol
-from ..plans.binding import TAKEN
+from ..plans.binding import OR_NONE, TAKEN
 from ..plans.family import Family, Inputs
 from ..plans.plan import (
     Form,
@@ -62,9 +62,12 @@ class Block(dit.Attending):
     name = "block"
     children = ("norm1", "norm2", "attn", "mlp")
     writes = (0,)
-    arguments = dit.takes(x=TAKEN, t_emb=TAKEN, mod_segments=TAKEN, rope_freqs=TAKEN)
+    arguments = dit.takes(
+        x=TAKEN, t_emb=TAKEN, mod_segments=TAKEN, rope_freqs=TAKEN, attention=OR_NONE
+    )
     whole = ("kinds",)
     parts = ("attn", "mlp")
+    given = ("attn",)
 
     def label(self, module: Any) -> str:
         return f"MiniMax H3 block {module.adaln_proj.hidden}"
@@ -163,8 +166,11 @@ def _serve(
     t_emb: torch.Tensor,
     segments: _Segments,
     table: torch.Tensor,
+    attention: Any,
 ) -> Any:
     modulation = torch.stack(module.adaln_proj(t_emb))
     # The host's code asks for no patches within blocks.
-    served = dit.serve(call, None, options, x, modulation, kinds(segments, x.device), table)
+    inputs = (x, modulation, kinds(segments, x.device), table)
+    live = None if attention is None else {"attn": attention}
+    served = dit.serve(call, None, options, *inputs, live=live)
     return None if served is None else x  # which holds the result

@@ -84,7 +84,8 @@ class CallContext(NamedTuple):
 
     Attributes:
         options: the block's `transformer_options`, the very ones.
-        arguments: what the block brings along for its attention, by name (`live_arguments`).
+        arguments: what the block brings along for its attention, by name (`live_arguments`), and
+            in the place of parts, by path.
         module: the region's; None in a worker.
         caller: calls its layers; None leaves that to the operator.
         given: what those of its layers are multiplied by that need not be called.

@@ -71,6 +71,8 @@ class Form:
     #: Paths of attentions and feed-forwards that `reference` calls, and that give one tensor of
     #: their first one's shape: where others replace one, a graph calls it when it runs.
     parts: tuple[str, ...] = ()
+    #: Those of them in whose place a call may bring a function of its own (`live`, by path).
+    given: tuple[str, ...] = ()
     #: Whether the host makes each call that is compared, its graph beside it: nothing is known of
     #: what its model does with a result.
     beside: bool = False

@@ -174,15 +174,19 @@ class Dispatcher:
     def _region(self, place: Place) -> Region | None:
         """Return what is called at a place, None where its kind has no graph."""
         kind, guests = self._kind(place.name)
-        first = None if kind is None else kind.graph
-        if kind is None or first is None or first.state is not State.READY:
+        return None if kind is None else self._by_kind(place, kind, guests)
+
+    def _by_kind(self, place: Place, kind: Kind, guests: ForeignCode | None) -> Region | None:
+        first = kind.graph
+        if first is None or first.state is not State.READY:
             return None
         if self._against(first, guests) is not None:
             return None
         graphs = [first, *(graph for graph in kind.variants.values() if graph.state is State.READY)]
         regions = [self._of(place, graph, first.key) for graph in graphs]
+        given = None if kind.given is None else self._by_kind(place, kind.given, guests)
         for number, region in enumerate(regions, 1):
-            region.serve(guests, regions[number:])
+            region.serve(guests, regions[number:], given)
         return regions[0]
 
     def _against(self, graph: CompiledGraph, guests: ForeignCode | None) -> Reason | None:

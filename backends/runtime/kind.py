@@ -19,7 +19,7 @@ from ..operators.live_parts import LivePart
 from ..plans.plan import Place, Plan
 from ..plans.specs import describe_live, describe_place, quick_signature
 from ..reasons import Reason, of
-from .specializations import SPECIALIZATIONS, Needs, Specialization
+from .specializations import GIVEN, SPECIALIZATIONS, Needs, Specialization
 from .wiring import ForeignCode
 
 #: So many kinds are made for others' code in parts of one; whoever changes more than that is not
@@ -36,7 +36,7 @@ class Kind:
 
     `called` are further kinds, for the same places while others have code in parts of them, by the
     parts that their graphs call; those places are then `away` from the first kind. `guests` is that
-    code.
+    code. `given` is the one of them for calls that bring such code themselves.
     """
 
     label: str
@@ -46,6 +46,7 @@ class Kind:
     variants: dict[Specialization, CompiledGraph] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     called: dict[LivePart, Kind] = field(default_factory=dict)
+    given: Kind | None = None
     away: frozenset[str] = frozenset()
     guests: dict[str, ForeignCode] = field(default_factory=dict)
     _left_at: dict[str, Counter[LeftLayers]] = field(default_factory=dict)
@@ -82,6 +83,13 @@ class Kind:
             self._left_in(place)
         gone = torch.nn.Module()
         self.places = [replace(place, module=gone) for place in self.places]
+
+    @property
+    def further(self) -> dict[str, CompiledGraph]:
+        """Its graphs for calls that the first one does not accept, by what those need (`Needs`)."""
+        found = {each.name: graph for each, graph in self.variants.copy().items()}
+        given = None if self.given is None else self.given.graph
+        return found if given is None else {**found, GIVEN: given}
 
     @property
     def second_graphs(self) -> list[CompiledGraph]:
@@ -121,10 +129,12 @@ class Kind:
 
     def add_variants(self, needs: Needs, graph_of: Callable[[RegionSpec], CompiledGraph]) -> None:
         """Have the graphs that calls of the model need."""
-        for kind in self.called.values():
-            kind.add_variants(needs, graph_of)
         if (first := self.graph) is None:
             return
+        if self.given is None and self.places and (first.key, GIVEN) in needs:
+            self.given = self.calling(LivePart(False, self.places[0].form.given), graph_of)
+        for kind in self.called.values():
+            kind.add_variants(needs, graph_of)
         for each in SPECIALIZATIONS:
             if each not in self.variants and (first.key, each.name) in needs:
                 self.variants[each] = graph_of(each.of(first.description))

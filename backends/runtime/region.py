@@ -32,10 +32,10 @@ from ..weights.fetching import Fetched, ModelWeights, RegionWeights
 from .beside import ByHost, Inputs, laid, laid_otherwise, order_of
 from .faults import Faults
 from .input_guard import InputGuard
-from .specializations import UNROUNDED, CallStats, GuardFailure
+from .specializations import GIVEN, UNROUNDED, CallStats, GuardFailure
 from .verification import Verification
 from .verifier import Sample, Verifier
-from .wiring import ForeignCode
+from .wiring import BROUGHT, ForeignCode, with_given
 from .written import leave
 
 logger = logging.getLogger(__name__)
@@ -97,6 +97,9 @@ class Region:
             source,
             {path: path in rounded for path in left},
         )
+        #: Parts that a call may bring itself: those that the graph calls, and the others.
+        self._brought = frozenset(place.form.given).intersection(left)
+        self._held = frozenset(place.form.given) - self._brought
         self._verifier = Verifier(place, graph, self._account, verification)
         #: The memory order of the dimensions of the host's results at a learned place (`order_of`).
         self._orders: Sequence[list[int] | None] = ()
@@ -117,14 +120,25 @@ class Region:
         self.is_compared = False
         self.unsure: Reason | None = None
 
-    def serve(self, guests: ForeignCode | None, others: Sequence[Region] = ()) -> None:
+    def serve(
+        self,
+        guests: ForeignCode | None,
+        others: Sequence[Region] = (),
+        bringing: Region | None = None,
+    ) -> None:
         """Say how calls are served from now on.
 
         Args:
             guests: others' code in parts of the place, which the graph calls.
             others: the place's regions for calls that this graph does not accept.
+            bringing: the place's region for calls that bring parts which this graph holds.
         """
-        self._guests, self._others = guests, others
+        self._own_guests, self._others, self._bringing = guests, others, bringing
+        self._serve(guests)
+
+    def _serve(self, guests: ForeignCode | None) -> None:
+        """Say whose code a call runs through."""
+        self._guests = guests
         self._words: Collection[str] = () if guests is None else guests.words
         self._verifier.serve("" if guests is None else guests.code)
 
@@ -146,6 +160,8 @@ class Region:
         try:
             with nullcontext() if in_capture else pause_host_compiler():
                 form = form_of(inputs) if form is None else form
+                if live and not self._held.isdisjoint(live):
+                    return self._by_bringing(inputs, form, options=options, live=live)
                 elements = self._guard.good.get(form)
                 misfit = None
                 if elements is None or self._rounded:
@@ -171,6 +187,14 @@ class Region:
             self._account.needs.add((self._kind, misfit.needs.name))
         return self.decline(misfit.reason)
 
+    def _by_bringing(self, inputs: tuple[Any, ...], form: InputForm, **brought: Any) -> Any:
+        """The results of a call that brings a part which this graph holds, or None for the host."""
+        if self._bringing is None:
+            self._account.needs.add((self._kind, GIVEN))
+            return self.decline(BROUGHT)
+        result = self._bringing(*inputs, form=form, **brought)
+        return self.decline(self._bringing.declined or BROUGHT) if result is None else result
+
     def misfit(self, inputs: tuple[Any, ...], form: InputForm) -> GuardFailure | None:
         """Say why the graph does not accept a call; None: it does."""
         if self._rounded and (problem := host_layer.why_not_rounded(self._rounded)) is not None:
@@ -193,6 +217,11 @@ class Region:
         loaded = self.graph.outcome.loaded
         if loaded is None:
             return self.decline(self.graph.reason or of("dropped"))
+        guests = self._own_guests
+        if live and (given := {path: live[path] for path in self._brought if path in live}):
+            guests = with_given(guests, given)
+        if guests is not self._guests:
+            self._serve(guests)
         if (problem := self._verifier.why_not()) is not None:
             return self.decline(problem)
         ready: Sequence[Any] = inputs

@@ -282,10 +282,13 @@ class Scope:
                 self.replays.begin_run()
             if self.pieces is not None:
                 self.pieces.begin_run()
-            for kind in self.kinds:
-                kind.add_variants(self.account.needs, self._graph_of)
+            self._add_needed()
             self.forwards.begin_run()
             self.planner.begin_run()
+
+    def _add_needed(self) -> None:
+        for kind in self.kinds:
+            kind.add_variants(self.account.needs, self._graph_of)
 
     def _graph_of(self, description: RegionSpec) -> CompiledGraph:
         return self._shared.graphs.graph(description, self._backend, self._facts, self._card)
@@ -312,6 +315,7 @@ class Scope:
                 self.replays.end_run()
             if self.pieces is not None:
                 self.pieces.end_run()
+            self._add_needed()
 
     def drop_captured(self) -> None:
         """Free the memory of captured calls; they are captured again when they repeat."""

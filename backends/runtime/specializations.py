@@ -74,7 +74,11 @@ ROWED = Specialization("rowed", "a table for each image", _rowed)
 #: All of them, in the order in which they are tried.
 SPECIALIZATIONS = (WIDE, UNROUNDED, ROWED)
 
-#: What the calls of a model need: (key of a kind's first graph, name of a specialization).
+#: Calls the parts that a call brings itself (`Form.given`): such a graph is of another kind, with
+#: specializations of its own (`Kind.given`).
+GIVEN = "given"
+
+#: What the calls of a model need: (key of a kind's first graph, name of a specialization or GIVEN).
 Needs = set[tuple[str, str]]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -24,6 +24,8 @@ from .attributes import Attributes, is_own_method, own_methods
 
 #: Of a layer for which a file, or a node, names an attention.
 _OWN_ATTENTION = of("own_attention")
+#: Of a part in whose place a call brings a function.
+BROUGHT = of("brings_attention")
 
 
 class Wiring:
@@ -119,6 +121,16 @@ class ForeignCode(NamedTuple):
     def why(self) -> Reason:
         """One of its words."""
         return next(iter(self.words.values()))
+
+
+def with_given(guests: ForeignCode | None, given: Mapping[str, Any]) -> ForeignCode:
+    """Add to others' code in a place what one of its calls brings, by the paths of the parts."""
+    words, live, code = guests or ForeignCode({}, LivePart(False, ()), "")
+    return ForeignCode(
+        {**words, **dict.fromkeys(given, BROUGHT)},
+        LivePart(live.products, tuple(sorted({*live.parts, *given}))),
+        " ".join(sorted({*code.split(), *map(_name_of, given.values())})),
+    )
 
 
 class Others(NamedTuple):

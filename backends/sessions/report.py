@@ -246,7 +246,7 @@ def _kind(kind: Any) -> dict[str, Any]:
         "kind": kind.label,
         "places": len(kind.here),
         "state": _state(graph) if known else "eager",
-        "variants": {each.name: graph.state.value for each, graph in kind.variants.copy().items()},
+        "variants": {name: graph.state.value for name, graph in kind.further.items()},
         **told(graph.reason if known else kind.reason),
         "layers": [
             {"what": what, "why": why, "count": count}

@@ -60,6 +60,7 @@ class SessionRuns:
         faults = session.scope.faults
         faults.spare(TELLING, "noting what ran", session.end_run)
         faults.spare(TELLING, "telling what ran", self._tell, session)
+        faults.spare(STEP, "asking for what it needed", self._ask_further, session)
         if told and not self._settings.keeps_captured:
             faults.spare(CAPTURES, "giving captured calls back", self._captured.drop_all)
 
@@ -91,6 +92,13 @@ class SessionRuns:
         if wanted and not session.does_without:
             self._requests.ask(session, wanted)
         session.does_without = False
+
+    def _ask_further(self, session: Session) -> None:
+        """Ask for graphs that calls of the run needed: they may be there when the next begins."""
+        further = (graph for scope in session.scopes for graph in scope.second_graphs)
+        wanted = [g for g in further if g.state is State.MISSING and g.reason is None]
+        if wanted:
+            self._requests.ask(session, wanted)
 
     def stay_busy(self) -> None:
         """A prompt runs whose end will not be reported."""

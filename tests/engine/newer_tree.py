@@ -245,6 +245,7 @@ def make(tree: Path, target: Path) -> Path:
     _rewrite(host / "model_base.py", _recorded)
     for name in ("flux/model.py", *(n for n in _MODELS if n != "flux/math.py")):
         _rewrite(host / "ldm" / name, _one_more_argument)
+    _rewrite(host / "ldm/minimax/model.py", _attending, _one_more_argument, _given_attention)
     return target
 
 
@@ -388,7 +389,7 @@ def _recorded(text: str) -> str:
     new = "model_output = _in_a_recording(self.diffusion_model, "
     helper = (
         "\n\ndef _in_a_recording(model, *args, **kwargs):\n"
-        "    with comfy.model_prefetch.malloc_graph_scope(args[0].device):\n"
+        "    with comfy.model_prefetch.malloc_graph_scope(args[1].device):\n"
         "        return model(*args, **kwargs)\n"
     )
     return "import comfy.model_prefetch\n" + _replace(text, old, new) + helper
@@ -422,3 +423,24 @@ def _folded_around(text: str) -> str:
 def _vae_of_its_file(text: str) -> str:
     made = "comfy.ldm.minimax.vae.MiniMaxH3VideoVAE()"
     return _replace(text, made, "comfy.ldm.minimax.vae.of_a_file(sd, dtype)")
+
+
+# --- blocks that are given an attention -----------------------------------------------------------
+
+
+def _given_attention(text: str) -> str:
+    """Have MiniMax H3's blocks attend by a function, where a call of them has one."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name == "DiTBlock":
+            [forward] = (each for each in node.body if getattr(each, "name", "") == "forward")
+            assert isinstance(forward, ast.FunctionDef)
+            [call] = _calls(forward, ("self.attn",))
+            call.func = _expression("(self.attn if attention is None else attention)")
+            forward.args.args.append(ast.arg("attention"))
+            forward.args.defaults.append(ast.Constant(None))
+        elif isinstance(node, ast.FunctionDef) and node.name == "block_wrap":
+            [call] = _calls(node, ("block",))
+            given = _expression("args.get('attention')")
+            call.keywords.append(ast.keyword("attention", given))
+    return ast.unparse(ast.fix_missing_locations(tree))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..measure import Mode, Probe, flat, peak_mib, rel_l2, start_peak, summary
-from ..pack import brief, open_engine, settle, settle_second_graphs
+from ..pack import ROOT, brief, import_alias, open_engine, settle, settle_second_graphs
 from ..transformers import load, sample
 from .common import BUILD_LIMIT_S, CAPTURE_STEPS, partial
 
@@ -36,7 +36,8 @@ def pieces(
         path: of its file, written now if it is not there.
         size: as `transformers.sample` takes it.
         override: an attention that a node puts there, for all three: "known" is one whose code
-            keeps nothing, "unknown" one that counts its calls; "" for none.
+            keeps nothing, "unknown" one that counts its calls, "given" one that blocks are given
+            and that leaves three in four keys out; "" for none.
 
     Returns:
         {"step_ms", "peak_mib" of each form, "speedup", "speedup_of_calls", "rel_l2" against eager,
@@ -44,7 +45,7 @@ def pieces(
         override in each form's last run}
     """
     loaded = load(name, Path(path))
-    attend = Attention() if override == "unknown" else attends
+    attend = _attention(override)
     probes = {form: Probe() for form in ("eager", "ours")}
     models = {
         form: overridden(probe.attach(loaded), attend, override) for form, probe in probes.items()
@@ -72,7 +73,7 @@ def pieces(
                 ours.get_attachment("warmgraph").scope.give_back()
                 probe.start(Mode.TIME)
                 start_peak()
-                attend.calls = 0
+                attend.begin_run()
                 images[form] = flat(run(model, size, steps=WARM_STEPS + steps, seed=turn))
                 calls[form] = attend.calls
                 if turn:
@@ -192,10 +193,22 @@ def attends(function: Any, *args: Any, **kwargs: Any) -> Any:
 attends.calls = 0  # type: ignore[attr-defined]
 
 
+def _attention(override: str) -> Any:
+    if override != "given":
+        return Attention() if override == "unknown" else attends
+    import_alias("warmgraph_tools", ROOT / "dev" / "tools")
+    from warmgraph_tools.sparse_attention import SparseAttention
+
+    return SparseAttention(block=64, part=4)
+
+
 class Attention:
     """As an attention of a pack that is not known: it counts."""
 
     def __init__(self) -> None:
+        self.begin_run()
+
+    def begin_run(self) -> None:
         self.calls = 0
 
     def __call__(self, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -205,6 +218,8 @@ class Attention:
 
 def overridden(model: Any, attend: Any, override: str) -> Any:
     """The model, with an attention of its own if there is to be one."""
+    if override == "given":
+        return attend.patched(model)
     if override:
         options = model.model_options.setdefault("transformer_options", {})
         options["optimized_attention_override"] = attend
