@@ -52,7 +52,7 @@ def test_replayed_blocks_give_the_bits_of_calls(lab: Any, mode: str) -> None:
 def test_blocks_are_replayed_around_an_attention_that_they_are_given(
     lab: Any, host_tree: Path, run_folder: Path
 ) -> None:
-    """On an imitated newer ComfyUI; the function has state, and eager is called with it as often."""
+    """On an imitated newer ComfyUI; the function has state, and eager calls it as often."""
     load("engine_tests", Path(__file__).resolve().parents[1] / "engine")
     from engine_tests import newer_tree
 
