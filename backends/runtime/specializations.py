@@ -2,7 +2,7 @@
 accept.
 
 A call that needs one is left to the host and noted with its model; that model asks for the graph
-when its next run begins. Other models of the process, which share the first graph, do not.
+when its run ends. Other models of the process, which share the first graph, do not.
 """
 
 from __future__ import annotations

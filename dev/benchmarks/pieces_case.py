@@ -25,6 +25,8 @@ PIECES = {
     "ltx23_fp8_3520": Row("ltx23_fp8", (640, 352, 16, 1, 1)),
     "ltx23_fp8_14080": Row("ltx23_fp8", (1280, 704, 16, 1, 1)),
     "h3_int8_7600": Row("h3_int8", (896, 512, 17)),
+    # Needs ComfyUI 0.36, or what `tests/engine/newer_tree.py` makes of 0.30.
+    "h3_int8_15700_given": Row("h3_int8", (864, 480, 37), "given"),
 }
 #: Whose step takes some three seconds on an H100.
 LONG = ("flux1", (2048, 2048, 1, 4))

@@ -77,14 +77,14 @@ class Seen:
         from warmgraph_backends.runtime import input_guard
 
         seen = {name: self.run({}, doubled=True) for name in ("noted", "beside", "beside again")}
-        before, input_guard.MAX_ELEMENTS = input_guard.MAX_ELEMENTS, 400_000
+        before, input_guard.MAX_ELEMENTS = input_guard.MAX_ELEMENTS, 30_000
         try:
             for name in ("large noted", "large built", "large", "large again"):
                 seen[name] = self.run(SOME)
         finally:
             input_guard.MAX_ELEMENTS = before
         self.run(SOME)
-        seen["fails"] = self.run({**SOME, "fails": 9})
+        seen["fails"] = self.run({**SOME, "fails": 6})
         seen["after"] = self.run(SOME)
         return seen
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -444,3 +445,7 @@ def _given_attention(text: str) -> str:
             given = _expression("args.get('attention')")
             call.keywords.append(ast.keyword("attention", given))
     return ast.unparse(ast.fix_missing_locations(tree))
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]), Path(sys.argv[2]))

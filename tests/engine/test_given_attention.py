@@ -80,12 +80,14 @@ def test_a_given_attention_is_called_as_often_and_in_the_order_as_without_us(
 def test_blocks_are_compiled_around_a_given_attention_from_the_second_run_on(
     seen: dict[str, Any],
 ) -> None:
-    given = len(seen["first"]["calls"][1])
+    """Of the first one's images, the last may be made with the graph already."""
+    first = seen["first"]
+    assert EVERY - len(first["calls"][1]) <= first["compiled"] < EVERY
+    assert first["reasons"] in ([], [GIVEN])
     for name, run in seen.items():
-        is_first = name == "first"
-        assert run["compiled"] == EVERY - is_first * given, name
-        assert run["reasons"] == [GIVEN] * is_first, name
-        assert run["jobs"] == 0 or is_first, name
+        if name != "first":
+            assert run["compiled"] == EVERY and run["reasons"] == [], name
+            assert run["jobs"] == 0, name
 
 
 @pytest.fixture(scope="module")
@@ -111,4 +113,4 @@ def test_a_given_attention_goes_along_with_other_changes_of_a_block(more: dict[s
 def test_what_a_given_attention_raises_ends_the_prompt_as_without_us(more: dict[str, Any]) -> None:
     failed = more["fails"]
     assert failed["errors"].count([]) == 1 and failed["reasons"] == []
-    assert len(failed["calls"][0]) > 9
+    assert len(failed["calls"][0]) == 6

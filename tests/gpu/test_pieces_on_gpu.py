@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from warmgraph_tools.by_path import load
 
 pytestmark = pytest.mark.gpu
 MODES = {
@@ -44,6 +47,31 @@ def test_replayed_blocks_give_the_bits_of_calls(lab: Any, mode: str) -> None:
         assert bool(pieces["cuts"]) == (row["override"] == "unknown"), row
         ours, calls = (row["calls"][form] for form in ("ours", "calls"))
         assert ours == calls, row
+
+
+def test_blocks_are_replayed_around_an_attention_that_they_are_given(
+    lab: Any, host_tree: Path, run_folder: Path
+) -> None:
+    """On an imitated newer ComfyUI; the function has state, and eager calls it as often."""
+    load("engine_tests", Path(__file__).resolve().parents[1] / "engine")
+    from engine_tests import newer_tree
+
+    if f'"{newer_tree.OF}"' not in (host_tree / "comfyui_version.py").read_text("utf-8"):
+        pytest.skip(f"what is imitated is written into the files of ComfyUI {newer_tree.OF}")
+    tree = newer_tree.make(host_tree, run_folder / "giving" / "ComfyUI")
+    newer = type(lab)(tree, lab.work)
+    [row] = newer.run(
+        "pieces_of_each",
+        limit_s=500,
+        models={"small_h3": [512, 512, 4]},
+        stores={"small_h3": newer.store("pieces-given-h3")},
+        overrides=["given"],
+        workers=BUILD_WORKERS,
+    )["rows"]
+    assert row["max_abs_diff"] == 0 and row["rel_l2"] <= 5e-2, row
+    pieces = row["captured"]["pieces"]
+    assert row["captured"]["replayed"] == 0 < pieces["replayed"] and pieces["cuts"], row
+    assert not pieces["refused"] and row["calls"]["ours"] == row["calls"]["eager"] > 0, row
 
 
 @pytest.mark.slow

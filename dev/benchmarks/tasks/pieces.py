@@ -73,7 +73,8 @@ def pieces(
                 ours.get_attachment("warmgraph").scope.give_back()
                 probe.start(Mode.TIME)
                 start_peak()
-                attend.begin_run()
+                if attend is not attends:
+                    attend.begin_run()
                 images[form] = flat(run(model, size, steps=WARM_STEPS + steps, seed=turn))
                 calls[form] = attend.calls
                 if turn:
@@ -209,6 +210,7 @@ class Attention:
         self.begin_run()
 
     def begin_run(self) -> None:
+        """Count anew."""
         self.calls = 0
 
     def __call__(self, function: Any, *args: Any, **kwargs: Any) -> Any:
