@@ -250,6 +250,15 @@ def make(tree: Path, target: Path) -> Path:
     return target
 
 
+def make_or_skip(tree: Path, folder: Path) -> Path:
+    """Make such a copy in a folder for a test; on a host of another version the test is skipped."""
+    import pytest
+
+    if f'"{OF}"' not in (tree / "comfyui_version.py").read_text("utf-8"):
+        pytest.skip(f"what is imitated is written into the files of ComfyUI {OF}")
+    return make(tree, folder / "ComfyUI")
+
+
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
