@@ -24,7 +24,7 @@ from ..cuda_graphs.signatures import (
 )
 from ..device.gpu import index
 from ..families.catalogue import unread_options
-from ..graphs.compiled_graph import CompiledGraph
+from ..graphs.compiled_graph import CompiledGraph, State
 from ..host_api import options
 from ..host_api.execution import pause_host_compiler
 from ..host_api.needs import Feature
@@ -46,6 +46,9 @@ from .shared import Shared
 from .specializations import CallStats
 from .wiring import ForeignCode
 from .within import Within
+
+#: A graph's states before it is known to come.
+_SOUGHT = (State.MISSING, State.LOADING)
 
 
 class Scope:
@@ -480,6 +483,6 @@ class Scope:
         if kind is None or kind.graph is None:
             return kind.reason if kind is not None and kind.reason else of("not_described")
         graph = kind.graph
-        if guests is not None and graph.is_missed:  # requested when a run begins, if at all
-            return guests.why
+        if guests is not None and graph.state in _SOUGHT and not graph.is_coming:
+            return guests.why  # it may never come
         return graph.why_not or self.forwards.declined(place.name)

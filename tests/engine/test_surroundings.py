@@ -152,6 +152,26 @@ def test_a_function_that_an_instance_has_of_its_own_runs_and_is_named(
     assert "another node replaces _call_impl of a LayerNorm" in reasons(xl.report(ours))
 
 
+def test_a_replaced_function_is_named_while_a_graph_for_it_is_only_looked_for(
+    xl: Subject, ours: Any
+) -> None:
+    [norm, *_] = [part for part in xl.unet.modules() if type(part).__name__ == "LayerNorm"]
+    own = norm._call_impl
+
+    @contextlib.contextmanager
+    def replaced() -> Iterator[None]:
+        norm._call_impl = lambda *args, **kwargs: own(*args, **kwargs) * 0.75
+        try:
+            yield
+        finally:
+            del norm.__dict__["_call_impl"]
+
+    with xl.lab.held(), replaced():
+        xl.sample(ours)
+        named = set(reasons(xl.report(ours)))
+    assert named == {"another node replaces _call_impl of a LayerNorm"}
+
+
 # --- what changes all maths ----------------------------------------------------------------------
 
 
