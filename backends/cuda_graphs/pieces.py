@@ -3,12 +3,14 @@
 Between two places Python code runs, the host's or another's, which may read from the GPU or keep
 its arguments. So each place's call is captured alone: its inputs are copied in, its results out.
 That pays where the GPU waits for the processor, which shows at the places themselves: the GPU has
-finished one before the next is queued.
+finished one before the next is queued, and took no longer for it than queueing did. (Where it took
+longer, somebody's code waited for the GPU between the two, and will again.)
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +36,8 @@ from .signatures import CaptureError
 
 #: At so many of a step's places the GPU must have kept up with the processor.
 IDLE_SHARE = 0.3
+#: A place for which the GPU took so many times as long as queueing it kept the GPU busy.
+BUSY_RATIO = 1.25
 #: Forms of calls that are remembered, of all places.
 MAX_KNOWN = 4096
 
@@ -75,6 +79,20 @@ class PlaceCall(NamedTuple):
         return tuple(self.graph([*weights, *self.inputs]))
 
 
+class _Queued(NamedTuple):
+    """A place's work in the GPU's queue: where it begins and ends, and how long queueing took."""
+
+    begin: Any
+    end: Any
+    seconds: float
+
+    def left_idle(self) -> bool:
+        """Tell, once the next place is queued, whether the GPU waited for it."""
+        return gpu.is_passed(self.end) and (
+            gpu.seconds_between(self.begin, self.end) <= BUSY_RATIO * self.seconds
+        )
+
+
 @dataclass
 class _Place(KnownCall):
     """What is known of one form of calls at one place."""
@@ -95,12 +113,12 @@ class Pieces(CaptureTable[_Place]):
         self._statics = Statics()
         self._streams: dict[Hashable, streams.OwnStream] = {}
         self._arithmetic: Hashable = None
-        #: Calls that were made since the step began, and at how many of them the GPU kept up.
+        #: Calls that were made since the step began, and how many of them left the GPU idle.
         self._made = self._idle = 0
         self._pays = False
         #: Whether nobody could make room for a capture in this run.
         self._is_crowded = False
-        self._mark: Any = None
+        self._queued: _Queued | None = None
         #: Whether a call is under way whose places may be replayed.
         self.is_open = False
         #: Why places are cut, or not captured, by reason.
@@ -116,7 +134,7 @@ class Pieces(CaptureTable[_Place]):
     def begin_run(self) -> None:
         super().begin_run()
         self._made = self._idle = 0
-        self._pays, self._is_crowded, self._mark = False, False, None
+        self._pays, self._is_crowded, self._queued = False, False, None
 
     def end_run(self) -> None:
         """Keep no weights: the host may load the model again, and needs the room."""
@@ -138,7 +156,7 @@ class Pieces(CaptureTable[_Place]):
         if self._made:
             self._pays = self._idle >= IDLE_SHARE * self._made
         self._made = self._idle = 0
-        self._mark = None
+        self._queued = None
         self._begin_step(steps)
         self.is_open = True
         try:
@@ -165,14 +183,21 @@ class Pieces(CaptureTable[_Place]):
             results = self._capture(known, one)
             if results is not None:
                 return results
-        results = one.made(one.fetched.tensors)
-        if self._mark is not None:
-            self._made += 1
-            self._idle += gpu.is_passed(self._mark)
-        self._mark = gpu.mark(one.device)
+        results = self._queue(one)
         if not known.clean:
             known.results = tuple(map(form_of, results))
         known.clean += 1
+        return results
+
+    def _queue(self, one: PlaceCall) -> tuple[torch.Tensor, ...]:
+        """The results of a call; and whether the one before left the GPU idle meanwhile."""
+        began, begin = time.perf_counter(), gpu.mark(one.device)
+        results = one.made(one.fetched.tensors)
+        queued = _Queued(begin, gpu.mark(one.device), time.perf_counter() - began)
+        if self._queued is not None:
+            self._made += 1
+            self._idle += self._queued.left_idle()
+        self._queued = queued
         return results
 
     def _by_copies(self, piece: Piece, one: PlaceCall) -> tuple[torch.Tensor, ...]:

@@ -130,6 +130,8 @@ class Gpu:
     """A device that waits for the processor, or has work for long."""
 
     is_idle = True
+    #: How long each place's work takes.
+    seconds = 0.0
 
     @staticmethod
     def mark(device: Any) -> str:
@@ -138,6 +140,10 @@ class Gpu:
     @staticmethod
     def is_passed(mark: Any) -> bool:
         return Gpu.is_idle
+
+    @staticmethod
+    def seconds_between(begin: Any, end: Any) -> float:
+        return Gpu.seconds
 
     @staticmethod
     def current_stream(device: Any) -> _Stream:

@@ -222,6 +222,15 @@ def test_where_the_gpu_has_work_nothing_is_captured(
     assert pieced.pieces.captures == RecordedGraph.begun == 0
 
 
+def test_where_others_code_waits_for_the_gpu_at_each_block_nothing_is_captured(
+    pieced: Pieced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of a block is done before the next is queued, though the GPU is what takes long."""
+    monkeypatch.setattr(recorded_graphs.Gpu, "seconds", 1e3)
+    assert torch.equal(pieced.sample(), pieced.as_calls)
+    assert pieced.pieces.captures == RecordedGraph.begun == 0
+
+
 def test_another_attention_runs_between_two_graphs_and_may_keep_what_it_gets(
     pieced: Pieced,
 ) -> None:
