@@ -114,9 +114,9 @@ class SparseAttention:
         mean = k.float().mean(0)
         last = self._means.get((number, tokens), torch.zeros_like(mean))
         self._means[number, tokens] = mean
-        of_token = torch.arange(tokens, device=k.device) // self.block
         distance = (k.float() - last).square().sum((1, 2))
-        scores = distance.new_zeros(count).index_add_(0, of_token, distance)
+        padded = torch.nn.functional.pad(distance, (0, count * self.block - tokens))
+        scores = padded.view(count, self.block).sum(1)  # in the same order each time, on a GPU too
         blocks = scores.topk(-(-count // self.part)).indices.sort().values
         places = blocks[:, None] * self.block + torch.arange(self.block, device=k.device)
         return places.flatten().clamp(max=tokens - 1)
