@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -66,8 +67,11 @@ def _ltx23_config(dim: int) -> dict[str, Any]:
 def _h3(_dim: int) -> Any:
     from comfy.ldm.minimax import vae as host
 
-    with patch.object(host, "ops", operations()):
-        return host.MiniMaxH3VideoVAE()
+    layers = operations()
+    takes = inspect.signature(host.MiniMaxH3VideoVAE).parameters  # from ComfyUI 0.33 on
+    given = {"operations": layers} if "operations" in takes else {}
+    with patch.object(host, "ops", layers):
+        return host.MiniMaxH3VideoVAE(**given)
 
 
 @contextlib.contextmanager
