@@ -73,6 +73,7 @@ def _transformer_speedups() -> dict[str, Figure]:
         "host033_flux1_int8_speedup": ("flux1_int8-host0.33", "1024x1024x1", ""),
         "host033_flux1_fp8_speedup": ("flux1_fp8-host0.33", "1024x1024x1", ""),
         "host033_wan14b_int8_speedup": ("wan14b_int8-host0.33", "832x480x9", ""),
+        "host033_h3_int8_15700_speedup": ("h3_int8-host0.33", "864x480x37", ""),
         "host033_krea2_speedup": ("krea2-host0.33", "1024x1024x1", ""),
     }
     return {
