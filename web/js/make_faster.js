@@ -4,9 +4,9 @@
  */
 import { app } from "../../../scripts/app.js";
 import { post, toast } from "./asking.js";
-import { BYPASSED, inOneStep, insert, linkOf, MUTED, ON, takeOut } from "./graph_edit.js";
+import { linkInto, linksFrom, showToast } from "./frontend.js";
+import { BYPASSED, inOneStep, insert, MUTED, ON, takeOut } from "./graph_edit.js";
 import { allNodes, goTo, isOurs, nameOf, nodeAt } from "./graph_places.js";
-import { toastWithButton } from "./toast_button.js";
 import { lineText, words } from "./words.js";
 
 /** By what is compiled. */
@@ -24,7 +24,7 @@ function spotsOf(places) {
   const spots = new Map();
   for (const { node: place, input, kind } of places) {
     const node = nodeAt(place);
-    const link = linkOf(node?.graph, node?.inputs?.find(({ name }) => name === input)?.link);
+    const link = linkInto(node, node?.inputs?.find(({ name }) => name === input));
     if (!link) continue;
     const key = [node.graph.id, link.origin_id, link.origin_slot].join(" ");
     const spot = spots.get(key) ?? { graph: node.graph, kind, links: new Map() };
@@ -39,7 +39,7 @@ function asleep({ graph, kind, links: [link] }) {
   let node = graph.getNodeById(link.origin_id);
   while (node?.mode === BYPASSED && node.comfyClass !== KINDS[kind]) {
     const input = node.inputs?.find(({ type }) => type === kind.toUpperCase());
-    node = graph.getNodeById(linkOf(graph, input?.link)?.origin_id);
+    node = graph.getNodeById(linkInto(node, input)?.origin_id);
   }
   return node?.mode === BYPASSED ? node : undefined;
 }
@@ -55,7 +55,7 @@ export function tellOf(added, awake = []) {
   const parts = [said("page.added", added), said("page.switched_on", awake)].filter(Boolean);
   const summary = `Warmgraph: ${parts.join("; ")}`;
   const message = { severity: "success", summary, detail: words("page.press_run"), life: LIFE };
-  void toastWithButton(message, words("page.show"), () => goTo([...added, ...awake][0]));
+  showToast(message, words("page.show"), () => goTo([...added, ...awake][0]));
 }
 
 let underWay = false; // a key that is held asks again and again
@@ -75,9 +75,9 @@ export async function makeFaster(vae) {
 }
 
 /** Whether a muted node of ours is all that is off between a model and its sampler. */
-function isWanted({ graph, outputs = [] }) {
-  const links = outputs.flatMap((output) => [...(output.links ?? [])]);
-  const targets = links.map((id) => graph.getNodeById(linkOf(graph, id)?.target_id));
+function isWanted(node) {
+  const links = (node.outputs ?? []).flatMap((output) => linksFrom(node, output));
+  const targets = links.map(({ target_id: id }) => node.graph.getNodeById(id));
   return targets.some((node) => node?.mode !== MUTED); // a subgraph's output is none
 }
 

@@ -5,9 +5,9 @@
 import { app } from "../../../scripts/app.js";
 import { toast } from "./asking.js";
 import { tenths } from "./format.js";
+import { showToast } from "./frontend.js";
 import { isOpen } from "./graph_places.js";
 import { newestSnapshot, watchReports } from "./reports.js";
-import { toastWithButton } from "./toast_button.js";
 import { linesOf, lineText, words } from "./words.js";
 
 const LIFE = 20000;
@@ -40,7 +40,7 @@ function tellReady({ model, nodes = [] }) {
   const summary = words("page.ready", { model });
   const said = { severity: "success", summary, detail: words("page.ready_detail"), life: LIFE };
   if (!nodes.some(isOpen)) toast("success", summary, said.detail, LIFE);
-  else void toastWithButton(said, words("page.run_again"), runAgain);
+  else showToast(said, words("page.run_again"), runAgain);
 }
 
 function tellFaster(report) {
@@ -52,7 +52,7 @@ function tellFaster(report) {
     return toast("success", summary, detail, LIFE);
   localStorage.setItem(OFFERED, "1");
   const said = { severity: "success", summary, detail, life: 2 * LIFE };
-  void toastWithButton(said, words("page.compile_all"), () => void setting.set(SETTING, true));
+  showToast(said, words("page.compile_all"), () => void setting.set(SETTING, true));
 }
 
 function runAgain() {
