@@ -133,8 +133,10 @@ def test_the_first_success_of_a_node_offers_the_setting_once(page: Page, server:
         )
         faster = f"{TOASTS}.filter((text) => /SDXL: 3.0x faster/.test(text))"
         page.wait_for(f"{faster}.length === {count}")
-        page.wait_for(f"{faster}.filter((text) => /In all workflows/.test(text)).length === 1")
-    page.click_first(f"{TOAST} button", "/In all workflows/.test(e.innerText)")
+        page.wait_for(f"{faster}.filter((text) => /in all workflows/.test(text)).length === 1")
+    page.click_first(f"{TOAST} button", "/in all workflows/.test(e.innerText)")
     page.wait_for(f"{REPORT}.settings.compile_all === true")
     assert page.run("return app.extensionManager.setting.get('Warmgraph.Speed.CompileAll')") is True
+    page.run("await app.extensionManager.command.execute('Warmgraph.MakeFaster')")
+    assert "The setting compiles all models already" in page.toast("1 node added")
     assert page.own_errors() == []

@@ -352,6 +352,30 @@ def test_a_node_alone_in_its_subgraph_is_bypassed_instead(quiet: Page) -> None:
     assert left == _without(plain, *ours)
 
 
+def test_a_second_time_says_where_the_node_is_and_makes_no_step_of_undo(quiet: Page) -> None:
+    _open(quiet, _read(IN_SUBGRAPH))
+    do(quiet, MAKE)
+    quiet.wait_for(f"{OURS}.length === 1")
+    quiet.forget_toasts()
+    settle(quiet)
+    steps = "app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
+    quiet.run("app.rootGraph.nodes[0].properties.late = true")  # the host's own, long after loading
+    before = quiet.run(f"return {steps}")
+    do(quiet, MAKE)
+    name = quiet.run(f"return {OURS}[0].graph.name")
+    told = quiet.toast("nothing to add")
+    assert f"Compile Model is there already, in {name}" in told
+    assert quiet.run(f"return {steps}") == before
+    quiet.click_first(f"{TOAST} button", "e.innerText === 'Show'")
+    quiet.wait_for(f"{OURS}[0].graph === app.canvas.graph && {OURS}[0].is_selected")
+    do(quiet, REMOVE)
+    quiet.wait_for(f"{OURS}.length === 0")
+    before = quiet.run(f"app.rootGraph.nodes[0].properties.later = true; return {steps}")
+    do(quiet, REMOVE)
+    quiet.toast("has none of its nodes")
+    assert quiet.run(f"return {steps}") == before
+
+
 def test_nothing_is_called_that_the_page_deprecates(quiet: Page) -> None:
     _open(quiet, _read(IN_SUBGRAPH))
     quiet.run(

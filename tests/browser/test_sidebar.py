@@ -76,6 +76,10 @@ def test_builds_have_a_bar_on_the_node_and_in_the_tab_that_a_reload_brings_back(
             f" === '{begins}0 of ' + {REPORT}.building.total + ', paused'"
         )
         assert page.run(f"return document.querySelector('{selector}').ariaValueNow") == "0"
+    page.wait_for(
+        f"document.querySelector('{TAB} .warmgraph-standing').innerText === 'compiling paused'"
+    )
+    assert " compile" not in text_in(page, f"{TAB} [data-key=builds]"), "nobody does meanwhile"
     assert "Full report" in page.run(f"return {STATUS}[0]")
 
     page.open_server()
@@ -475,6 +479,10 @@ def test_what_a_user_can_mend_is_told_once_with_its_command(
     open_tab(page)
     page.wait_for(f"!!document.querySelector('{TAB} .warmgraph-warning')")
     assert page.run(f"return document.querySelector({TOAST!r})") is None
+    page.open_shipped("text_to_image")
+    for command in ("Remove", "MakeFaster"):
+        page.run(f"await app.extensionManager.command.execute('Warmgraph.{command}')")
+    assert warning["text"] in page.toast("1 node added"), "it will not compile"
     page.set_setting("Comfy.Locale", "zh")
     page.wait_for(f"document.querySelector('{TAB} .warmgraph-warning h4')?.innerText === {ZH!r}")
     page.set_setting("Comfy.Locale", "en")

@@ -13,6 +13,9 @@ const ELEMENTS = {
   toastText: ".p-toast-message-text",
   /** What went wrong in a run; older toasts lie in the same place. */
   errors: '[data-testid="error-overlay"]',
+  /** All of the page but what lies over it: dialogs, menus. */
+  page: "#vue-app",
+  dialog: '[role="dialog"]:not(.warmgraph-report)',
   /** Nodes 2.0, which have colours of their own. */
   newerNode: "[data-node-id]",
 };
@@ -22,6 +25,16 @@ const ELEMENTS = {
  *   severity: "success" | "info" | "warn" | "error", summary: string, detail?: string, life?: number,
  * }} Said life in milliseconds; without it the user closes it
  */
+
+/** @param {boolean} isInert whether keys and the mouse reach nothing in the page but dialogs */
+export function setPageInert(isInert) {
+  document.querySelector(ELEMENTS.page)?.toggleAttribute("inert", isInert);
+}
+
+/** Whether a dialog of the host's is open. */
+export function hasOpenDialog() {
+  return [...document.querySelectorAll(ELEMENTS.dialog)].some((each) => each.checkVisibility());
+}
 
 let made = 0;
 

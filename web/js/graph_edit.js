@@ -10,7 +10,7 @@ export const ON = 0;
 export const MUTED = 2;
 export const BYPASSED = 4;
 
-/** All that `act` changes is one step, which Undo takes back. */
+/** All that `act` changes is one step, which Undo takes back: call it only with something to do. */
 export function inOneStep(act) {
   const tracker = app.extensionManager?.workflow?.activeWorkflow?.changeTracker;
   // What the user did just before stays a step of its own.

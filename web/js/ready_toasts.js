@@ -8,12 +8,12 @@ import { tenths } from "./format.js";
 import { showToast } from "./frontend.js";
 import { isOpen } from "./graph_places.js";
 import { newestSnapshot, watchReports } from "./reports.js";
+import { FOR_ALL } from "./settings.js";
 import { linesOf, lineText, words } from "./words.js";
 
 const LIFE = 20000;
 /** Whether the setting was offered in this browser. */
 const OFFERED = "warmgraph.offered";
-const SETTING = "Warmgraph.Speed.CompileAll";
 
 /** @type {Map<string, "compiling" | "ready">} models whose end is to be told, by their ids */
 const awaited = new Map();
@@ -48,11 +48,11 @@ function tellFaster(report) {
   const summary = words("page.quick", { model: report.model, factor: tenths(report.factor) });
   const detail = first?.key === "speed_faster" ? lineText(first) : undefined;
   const setting = app.extensionManager?.setting;
-  if (setting?.get(SETTING) !== false || localStorage.getItem(OFFERED))
+  if (setting?.get(FOR_ALL) !== false || localStorage.getItem(OFFERED))
     return toast("success", summary, detail, LIFE);
   localStorage.setItem(OFFERED, "1");
   const said = { severity: "success", summary, detail, life: 2 * LIFE };
-  showToast(said, words("page.compile_all"), () => void setting.set(SETTING, true));
+  showToast(said, words("page.compile_all"), () => void setting.set(FOR_ALL, true));
 }
 
 function runAgain() {
