@@ -130,6 +130,10 @@ def passes(options: argparse.Namespace, gpu_gib: int, *, is_pinned: bool) -> Ite
     """
     pytest, on_gpu = (["-m", "pytest", folder] for folder in ("tests", "tests/gpu"))
     unless_all = "" if options.all else " and not slow"
+    if options.frontend:
+        browser = ["-m", "pytest", "tests/browser", "--frontend", options.frontend]
+        yield [*browser, *PARALLEL, "-m", f"not gpu{unless_all}"]
+        return
     if not options.gpu:
         yield [*pytest, *PARALLEL, "-m", f"not gpu{unless_all if is_pinned else QUICK}"]
     if options.gpu or (gpu_gib and is_pinned):
@@ -169,6 +173,11 @@ def main() -> int:
         help="the quick half with another torch, in a virtual environment of its own",
     )
     command.add_argument("--all", action="store_true", help="those that build for minutes, too")
+    command.add_argument(
+        "--frontend",
+        metavar="VERSION",
+        help="only those of the page, with another comfyui-frontend-package, or the newest",
+    )
     command.add_argument("--gpu", action="store_true", help="only those that need an NVIDIA GPU")
     command.add_argument(
         "--from-nothing", action="store_true", help=f"keep no graphs of earlier runs ({KEPT})"

@@ -60,11 +60,20 @@ from by_path import load_ours  # noqa: E402
 sys.path.pop(0)
 load_ours("backends", "console", "tools")
 
-from warmgraph_tools import checkpoints, compiler_facts, durations, inprocess  # noqa: E402
+from warmgraph_tools import checkpoints, compiler_facts, durations, frontends, inprocess  # noqa: E402
 from warmgraph_tools.host import Server  # noqa: E402
 from warmgraph_tools.inprocess import Host  # noqa: E402
 from warmgraph_tools.install import prepare_base  # noqa: E402
 from warmgraph_tools.kept_graphs import STORE, VARIABLE, keeping, pass_on  # noqa: E402
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--frontend",
+        metavar="VERSION",
+        help="serve the page of this version of comfyui-frontend-package, which is downloaded"
+        " once, or of the newest; without it the one that is installed",
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -281,8 +290,21 @@ def built_once(run_folder: Path) -> BuiltOnce:
 
 
 @pytest.fixture(scope="session")
+def page_flags(pytestconfig: pytest.Config, run_folder: Path) -> tuple[str, ...]:
+    """What a server is started with for the page that `--frontend` names."""
+    version = pytestconfig.getoption("--frontend")
+    if not version:
+        return ()
+    with FileLock(run_folder / "frontend.lock"):
+        return ("--front-end-root", str(frontends.frontend_root(version)))
+
+
+@pytest.fixture(scope="session")
 def start_server(
-    host_tree: Path, built_once: BuiltOnce, tmp_path_factory: pytest.TempPathFactory
+    host_tree: Path,
+    built_once: BuiltOnce,
+    page_flags: tuple[str, ...],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[..., Server]]:
     """Start real servers with the pack installed; all that still run are stopped at the end.
 
@@ -298,6 +320,7 @@ def start_server(
         pack: bool = True,
         narrow: bool = True,
         lend: int | None = None,
+        flags: Sequence[str] = ("--cpu",),
         **options: Any,
     ) -> Server:
         base = prepare_base(
@@ -306,7 +329,7 @@ def start_server(
         if lend is not None:
             built_once.lend(base, without=lend)
         compiler_facts.share(base / "user" / "__warmgraph")
-        server = Server(host_tree, base, **options)
+        server = Server(host_tree, base, flags=(*flags, *page_flags), **options)
         started.append(server)
         server.start()
         return server

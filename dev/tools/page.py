@@ -16,21 +16,26 @@ from .host import Server
 OPEN = "app.extensionManager.workflow.activeWorkflow"
 STATUS = "[...document.querySelectorAll('.warmgraph-status')].map(e => e.innerText)"
 
+#: Elements of the host's page, in older frontends and in newer ones.
+TOAST = ":is(.p-toast-message, [data-testid=toast])"
+TAB_BUTTON = ":is(.warmgraph-tab-button, [data-testid=warmgraph-tab-button])"
+SIDE_PANEL = ".side-bar-panel"
+
 #: The texts of all toasts that came since they were forgotten, those that have gone among them.
 TOASTS = "window.toasted.map(({ text }) => text)"
-NOTE_TOASTS = """
+NOTE_TOASTS = f"""
 window.toasted = [];
 const known = new WeakMap();
-new MutationObserver(() => {
-  for (const toast of document.querySelectorAll('.p-toast-message')) {
-    const { innerText } = toast; // a button comes later, and on its way out it has none
-    if (!known.has(toast)) {
-      known.set(toast, { text: '' });
+new MutationObserver(() => {{
+  for (const toast of document.querySelectorAll({TOAST!r})) {{
+    const {{ innerText }} = toast; // a button comes later, and on its way out it has none
+    if (!known.has(toast)) {{
+      known.set(toast, {{ text: '' }});
       window.toasted.push(known.get(toast));
-    }
+    }}
     if (innerText) known.get(toast).text = innerText;
-  }
-}).observe(document, { childList: true, subtree: true, characterData: true });
+  }}
+}}).observe(document, {{ childList: true, subtree: true, characterData: true }});
 """
 
 HOST_NOISE = (  # what the page logs without this pack as well, for a user who has no files yet
@@ -68,10 +73,18 @@ class Page(Chromium):
         # What is queued before the server has given the page its name is told to nobody.
         self.wait_for("app.api.clientId && app.api.socket?.readyState === WebSocket.OPEN")
 
+    @property
+    def frontend(self) -> tuple[int, ...]:
+        """The version of the host's page, as numbers."""
+        version: str = self.run("return window.__COMFYUI_FRONTEND_VERSION__")
+        return tuple(int(part) for part in version.split(".")[:2])
+
     def forget_toasts(self) -> None:
         """Close all toasts, and forget those that came."""
-        self.run("app.extensionManager.toast.removeAll()")
-        self.wait_for("!document.querySelector('.p-toast-message')")
+        self.run(
+            "const all = app.extensionManager.toast; (all.dismissAll ?? all.removeAll).call(all)"
+        )
+        self.wait_for(f"!document.querySelector({TOAST!r})")
         self.run("window.toasted.length = 0")
 
     def toast(self, text: str) -> str:

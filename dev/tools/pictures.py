@@ -31,7 +31,7 @@ from backends.sessions.words import node_lines, report_lines
 from .chromium import find_chromium
 from .host import Server
 from .install import PACK, prepare_base
-from .page import Page, expect_no_welcome
+from .page import TAB_BUTTON, TOAST, Page, expect_no_welcome
 
 MODEL = "sd_xl_base_1.0.safetensors"
 #: Of the page in its own pixels; SCALE of the picture's make one of them.
@@ -107,7 +107,7 @@ def photograph(page: Page) -> Image.Image:
         page.run_workflow()
         page.server.wait_until_built()
     page.set_widget("KSampler", "steps", 20)
-    page.click(".warmgraph-tab-button")
+    page.click(TAB_BUTTON)
     shown = json.dumps(as_measured(page.server.report()))
     page.run(
         f"""
@@ -196,7 +196,7 @@ def photograph_place(page: Page, place: Place) -> Image.Image:
         await app.extensionManager.command.execute('Warmgraph.MakeFaster');
         """
     )
-    page.click_first(".p-toast-message-text .warmgraph-button", "true")  # goes to the first of them
+    page.click_first(f"{TOAST} button", "e.innerText === 'Show'")  # goes to the first of them
     ours = "app.canvas.graph.nodes.filter((n) => n.comfyClass === 'WarmgraphCompileModel')"
     page.wait_for(f"app.canvas.graph !== app.rootGraph && {ours}.some((n) => n.is_selected)")
     time.sleep(2)  # the page moves there

@@ -11,9 +11,14 @@ MODEL, VAE = "WarmgraphCompileModel", "WarmgraphCompileVAE"
 MAKE, MAKE_VAE, REMOVE = (f"Warmgraph.{name}" for name in ("MakeFaster", "MakeFasterVAE", "Remove"))
 
 #: In the page: the workflow as Undo has to bring it back. The host counts `order` anew with each
-#: Undo, whatever was changed, and `ds` is what part of the canvas is in view.
+#: Undo, whatever was changed, newer ones list links in another order, and `ds` is what part of the
+#: canvas is in view.
 WORKFLOW = """((s) => { delete s.extra?.ds; return s; })(JSON.parse(JSON.stringify(
-    app.rootGraph.serialize(), (key, value) => key === 'order' ? undefined : value)))"""
+    app.rootGraph.serialize(), (key, value) => {
+      if (key === 'order') return undefined;
+      if (key !== 'links' || typeof value?.[0] !== 'object') return value;
+      return [...value].sort((a, b) => (a.id ?? a[0]) - (b.id ?? b[0]));
+    })))"""
 GRAPHS = "[app.rootGraph, ...app.rootGraph.subgraphs.values()]"
 OURS = f"{GRAPHS}.flatMap((g) => g.nodes).filter((n) => /^Warmgraph/.test(n.comfyClass))"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warmgraph_tools.page import Page
+from warmgraph_tools.page import TAB_BUTTON, Page
 
 TAB = ".warmgraph-tab"
 REPORT = "(await (await fetch('/warmgraph/report')).json())"
@@ -52,7 +52,7 @@ def wait_until_idle(page: Page) -> None:
 
 def open_tab(page: Page) -> None:
     if not page.run(f"return !!document.querySelector('{TAB}')"):
-        page.click(".warmgraph-tab-button")
+        page.click(TAB_BUTTON)
     page.wait_for(f"!!document.querySelector('{TAB}')")
 
 

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from warmgraph_tools.host import Server
-from warmgraph_tools.page import Page
+from warmgraph_tools.page import TAB_BUTTON, Page
 
 MODEL = "sd_xl_base_1.0.safetensors"
 BUTTON = ".warmgraph-tab [data-action=compare]"
@@ -68,7 +68,7 @@ def test_both_images_are_shown_with_their_times_and_their_difference(
         page.set_widget("KSampler", "seed", seed)
         page.run_workflow()
     saved, shown = _pictures(server, "output"), _pictures(server, "temp")
-    page.click(".warmgraph-tab-button")
+    page.click(TAB_BUTTON)
     page.click(BUTTON)
     page.wait_for(f"!!document.querySelector({DIALOG!r})")
     text = page.run(f"return document.querySelector({DIALOG!r}).innerText")

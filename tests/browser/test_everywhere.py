@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from warmgraph_tools.host import Server
-from warmgraph_tools.page import TOASTS, Page
+from warmgraph_tools.page import TAB_BUTTON, TOAST, TOASTS, Page
 
 TAB = ".warmgraph-tab"
 REPORT = "(await (await fetch('/warmgraph/report')).json())"
@@ -65,7 +65,7 @@ def test_a_bypassed_node_says_not_this_one(page: Page, server: Server) -> None:
     prompt = _run(page)
     (sampler,) = (key for key, node in prompt.items() if node["class_type"] == "KSampler")
     assert _placed(prompt) == {} and _left(server) == [(sampler, "left_alone_bypassed")]
-    page.click(".warmgraph-tab-button")
+    page.click(TAB_BUTTON)
     why = f"KSampler {sampler}: a node of Warmgraph is bypassed there"
     shown = f"document.querySelector('{TAB} [data-key=left]')?.textContent"
     page.wait_for(f"{shown} === {'The setting left 1 model alone.' + why!r}")
@@ -133,8 +133,10 @@ def test_the_first_success_of_a_node_offers_the_setting_once(page: Page, server:
         )
         faster = f"{TOASTS}.filter((text) => /SDXL: 3.0x faster/.test(text))"
         page.wait_for(f"{faster}.length === {count}")
-        page.wait_for(f"{faster}.filter((text) => /In all workflows/.test(text)).length === 1")
-    page.click_first(".p-toast-message button", "/In all workflows/.test(e.innerText)")
+        page.wait_for(f"{faster}.filter((text) => /in all workflows/.test(text)).length === 1")
+    page.click_first(f"{TOAST} button", "/in all workflows/.test(e.innerText)")
     page.wait_for(f"{REPORT}.settings.compile_all === true")
     assert page.run("return app.extensionManager.setting.get('Warmgraph.Speed.CompileAll')") is True
+    page.run("await app.extensionManager.command.execute('Warmgraph.MakeFaster')")
+    assert "The setting compiles all models already" in page.toast("1 node added")
     assert page.own_errors() == []

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from warmgraph_tools.host import Server
-from warmgraph_tools.page import Page
+from warmgraph_tools.page import TOAST, Page
 
 from .faster import (
+    GRAPHS,
     MAKE,
     MAKE_VAE,
     MODEL,
@@ -197,7 +198,7 @@ def test_one_key_does_it_and_the_toast_goes_there(quiet: Page, name: str, nodes:
             type=kind, key="w", code="KeyW", windowsVirtualKeyCode=87, modifiers=1,
         )  # fmt: skip
     quiet.wait_for(f"{OURS}.length === {nodes}")
-    quiet.click_first(".p-toast-message-text .warmgraph-button", "e.innerText === 'Show'")
+    quiet.click_first(f"{TOAST} button", "e.innerText === 'Show'")
     quiet.wait_for(f"{OURS}.some((n) => n.graph === app.canvas.graph && n.is_selected)")
     in_view = """(({ pos, size }) => {
       const { offset, scale, element } = app.canvas.ds;
@@ -349,3 +350,57 @@ def test_a_node_alone_in_its_subgraph_is_bypassed_instead(quiet: Page) -> None:
     ours = {n["class_type"] for n in plain.values() if n["class_type"].startswith("Warmgraph")}
     left = {key: node["inputs"] for key, node in sent(quiet).items()}
     assert left == _without(plain, *ours)
+
+
+def test_a_second_time_says_where_the_node_is_and_makes_no_step_of_undo(quiet: Page) -> None:
+    _open(quiet, _read(IN_SUBGRAPH))
+    do(quiet, MAKE)
+    quiet.wait_for(f"{OURS}.length === 1")
+    quiet.forget_toasts()
+    settle(quiet)
+    steps = "app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
+    quiet.run("app.rootGraph.nodes[0].properties.late = true")  # the host's own, long after loading
+    before = quiet.run(f"return {steps}")
+    do(quiet, MAKE)
+    name = quiet.run(f"return {OURS}[0].graph.name")
+    told = quiet.toast("nothing to add")
+    assert f"Compile Model is there already, in {name}" in told
+    assert quiet.run(f"return {steps}") == before
+    quiet.click_first(f"{TOAST} button", "e.innerText === 'Show'")
+    quiet.wait_for(f"{OURS}[0].graph === app.canvas.graph && {OURS}[0].is_selected")
+    do(quiet, REMOVE)
+    quiet.wait_for(f"{OURS}.length === 0")
+    before = quiet.run(f"app.rootGraph.nodes[0].properties.later = true; return {steps}")
+    do(quiet, REMOVE)
+    quiet.toast("has none of its nodes")
+    assert quiet.run(f"return {steps}") == before
+
+
+def test_nothing_is_called_that_the_page_deprecates(quiet: Page) -> None:
+    _open(quiet, _read(IN_SUBGRAPH))
+    quiet.run(
+        """
+        window.deprecated = [];
+        LiteGraph.alwaysRepeatWarnings = true;
+        window.noteOurs = (message) => {
+          if (/extensions.warmgraph/.test(new Error().stack)) window.deprecated.push(message);
+        };
+        LiteGraph.onDeprecationWarning.push(window.noteOurs);
+        """
+    )
+    try:
+        do(quiet, MAKE)
+        quiet.wait_for(f"{OURS}.length === 1")
+        quiet.run(
+            f"for (const n of {GRAPHS}.flatMap((g) => g.nodes)) app.canvas.getNodeMenuOptions(n)"
+        )
+        do(quiet, MAKE)
+        do(quiet, REMOVE)
+        quiet.wait_for(f"{OURS}.length === 0")
+        assert quiet.run("return window.deprecated") == []
+    finally:
+        quiet.run(
+            "LiteGraph.onDeprecationWarning.splice("
+            "LiteGraph.onDeprecationWarning.indexOf(window.noteOurs), 1);"
+            " LiteGraph.alwaysRepeatWarnings = false"
+        )

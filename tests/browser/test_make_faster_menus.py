@@ -74,6 +74,8 @@ def test_menus_offer_it_where_one_points(
     own.set_setting("Comfy.VueNodes.Enabled", newer)
     try:
         before = state(own)
+        if "_pos" in pointed and own.frontend >= (1, 55):
+            pytest.skip("links have a menu of the page's own there, which takes no entries")
         own.mouse(*_on_screen(own, pointed), button="right")
         own.click_first(
             ".litemenu-entry, [role=menuitem] span",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from warmgraph_tools.host import Server
-from warmgraph_tools.page import STATUS, Page
+from warmgraph_tools.page import STATUS, TAB_BUTTON, Page
 
 MODEL = "sd_xl_base_1.0.safetensors"
 NODE = "app.rootGraph.nodes.find((n) => n.comfyClass === 'WarmgraphCompileModel')"
@@ -91,7 +91,7 @@ def test_the_newer_nodes_show_it_and_change_it(page: Page) -> None:
 
 
 def test_a_card_in_the_tab_leads_to_its_node_in_the_subgraphs(page: Page) -> None:
-    page.click(".warmgraph-tab-button")
+    page.click(TAB_BUTTON)
     page.run("app.canvas.setGraph(app.rootGraph)")
     page.click(".warmgraph-card [data-action=node]")
     selected = "[...app.canvas.selectedItems].map((n) => n.comfyClass)"

@@ -13,7 +13,7 @@ from warmgraph_backends.storing.folders import NOTICE
 from warmgraph_console.convert import to_prompt
 from warmgraph_tools import templates, thumbnails
 from warmgraph_tools.host import Server
-from warmgraph_tools.page import OPEN, STATUS, Page
+from warmgraph_tools.page import OPEN, SIDE_PANEL, STATUS, Page
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "my first"
@@ -95,8 +95,8 @@ def test_a_user_saves_and_runs_a_shipped_workflow(
     page.run("await app.extensionManager.command.execute('Workspace.ToggleSidebarTab.workflows')")
     page.run("await app.extensionManager.workflow.syncWorkflows?.()")
     listed = page.wait_for(
-        f"(document.querySelector('.side-bar-panel')?.innerText ?? '').includes({NAME!r})"
-        " && document.querySelector('.side-bar-panel').innerText"
+        f"(document.querySelector({SIDE_PANEL!r})?.innerText ?? '').includes({NAME!r})"
+        f" && document.querySelector({SIDE_PANEL!r}).innerText"
     )
     assert ".graphs" not in listed and "safetensors" not in listed and NOTICE not in listed
     paths = page.run("return app.extensionManager.workflow.persistedWorkflows.map((w) => w.path)")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from warmgraph_tools.host import Server
-from warmgraph_tools.page import STATUS, TOASTS, Page
+from warmgraph_tools.page import STATUS, TAB_BUTTON, TOAST, TOASTS, Page
 
 from .tab import BAR, FAINT, REPORT, RUNNING, TAB, open_small, open_tab, text_in, wait_until_idle
 
@@ -76,6 +76,10 @@ def test_builds_have_a_bar_on_the_node_and_in_the_tab_that_a_reload_brings_back(
             f" === '{begins}0 of ' + {REPORT}.building.total + ', paused'"
         )
         assert page.run(f"return document.querySelector('{selector}').ariaValueNow") == "0"
+    page.wait_for(
+        f"document.querySelector('{TAB} .warmgraph-standing').innerText === 'compiling paused'"
+    )
+    assert " compile" not in text_in(page, f"{TAB} [data-key=builds]"), "nobody does meanwhile"
     assert "Full report" in page.run(f"return {STATUS}[0]")
 
     page.open_server()
@@ -90,7 +94,7 @@ def test_a_workflow_opened_in_a_second_browser_shows_what_goes_on(
     other_page.wait_for(f"!!document.querySelector('{BAR}')")
     building = own_server.report()["building"]
     left = building["total"] - building["done"]
-    icon = "document.querySelector('.warmgraph-tab-button').innerText"
+    icon = f"document.querySelector({TAB_BUTTON!r}).innerText"
     badges = (
         "app.rootGraph.nodes.find((n) => n.comfyClass === 'WarmgraphCompileModel').badges"
         ".map((b) => (typeof b === 'function' ? b() : b).text)"
@@ -155,7 +159,7 @@ def test_that_a_model_is_ready_is_told_once_and_runs_again_by_one_click(
     )
     assert int(weight) >= 600
     before = len(own_server.get("/history"))
-    page.click_first(".p-toast-message button", "/Run again/.test(e.innerText)")
+    page.click_first(f"{TOAST} button", "/Run again/.test(e.innerText)")
     page.wait_for(
         f"Object.keys(await (await fetch('/history')).json()).length > {before}", seconds=600
     )
@@ -453,15 +457,17 @@ def test_what_a_user_can_mend_is_told_once_with_its_command(
     (warning,) = own_server.report()["warnings"]
     page.open_server()
     told, height, beside = page.wait_for(
-        "(([toast, hosts]) => toast?.querySelector('button.warmgraph-button')"
-        " && !toast.getAnimations({ subtree: true }).length && [toast.innerText,"
-        " toast.offsetHeight, !hosts || toast.getBoundingClientRect().top >="
-        " hosts.getBoundingClientRect().bottom])(['.p-toast-message',"
-        " '[data-testid=error-overlay]'].map((each) => document.querySelector(each)))"
+        f"""(([toast, hosts]) => {{
+          const buttons = [...(toast?.querySelectorAll('button') ?? [])];
+          if (!buttons.some((e) => e.innerText)) return null;
+          if (toast.getAnimations({{ subtree: true }}).length) return null;
+          const [a, b] = [toast, hosts].map((each) => each?.getBoundingClientRect());
+          return [toast.innerText, a.height, !b || a.top >= b.bottom || b.top >= a.bottom];
+        }})([{TOAST!r}, '[data-testid=error-overlay]'].map((e) => document.querySelector(e)))"""
     )
     assert warning["title"] in told and warning["text"] not in told
     assert height < 130 and beside, "the host's own error comes first"
-    page.click_first(".p-toast-message button", "/Show in tab/.test(e.innerText)")
+    page.click_first(f"{TOAST} button", "/Show in tab/.test(e.innerText)")
     page.wait_for(f"!!document.querySelector('{TAB}')")
     open_tab(page)
     shown = page.wait_for(f"document.querySelector('{TAB} .warmgraph-warning')?.innerText")
@@ -472,7 +478,11 @@ def test_what_a_user_can_mend_is_told_once_with_its_command(
     page.open_server()
     open_tab(page)
     page.wait_for(f"!!document.querySelector('{TAB} .warmgraph-warning')")
-    assert page.run("return document.querySelector('.p-toast-message')") is None
+    assert page.run(f"return document.querySelector({TOAST!r})") is None
+    page.open_shipped("text_to_image")
+    for command in ("Remove", "MakeFaster"):
+        page.run(f"await app.extensionManager.command.execute('Warmgraph.{command}')")
+    assert warning["text"] in page.toast("1 node added"), "it will not compile"
     page.set_setting("Comfy.Locale", "zh")
     page.wait_for(f"document.querySelector('{TAB} .warmgraph-warning h4')?.innerText === {ZH!r}")
     page.set_setting("Comfy.Locale", "en")

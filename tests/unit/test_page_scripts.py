@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "web" / "js").glob("*.js"))
+NODE_PACK = ROOT / "web" / "js" / "node_pack.js"
 TESTS = sorted((ROOT / "tests" / "page").glob("*.test.mjs"))
 ENGLISH = json.loads((ROOT / "locales" / "en" / "main.json").read_text("utf-8"))["warmgraph"]
 
@@ -122,3 +123,28 @@ def test_no_script_holds_english_of_its_own() -> None:
     for script in SCRIPTS:
         for text in re.findall(r'"([A-Za-z][^"\n]*[a-z] [a-z][^"\n]*)"', _code(script)):
             assert re.fullmatch(r"[a-z0-9-]+( [a-z0-9-]+)*", text), f"{script.name}: {text!r}"
+
+
+def test_nodes_name_the_version_that_the_pack_has() -> None:
+    pack = re.search(r'PACK = \{ cnr_id: "(\w+)", ver: "([^"]+)" \}', _code(NODE_PACK))
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    assert pack is not None
+    for key, value in zip(("name", "version"), pack.groups(), strict=True):
+        assert f'{key} = "{value}"' in project
+
+
+def test_what_is_taken_of_the_hosts_page_is_named_in_one_script() -> None:
+    """Classes and attributes that are not ours: in the stylesheet, and in scripts' queries."""
+    foreign = re.compile(r"\.(?!warmgraph-)[a-z][\w-]*[a-z]|\[(?:data-testid|data-node-id)[^\]]*\]")
+    frontend = (ROOT / "web" / "js" / "frontend.js").read_text("utf-8")
+    style = _COMMENTS.sub("", (ROOT / "web" / "warmgraph.css").read_text("utf-8"))
+    selectors = re.findall(r"[^{};]+(?=\{)", style)
+    queries = [
+        query
+        for script in SCRIPTS
+        if script.name != "frontend.js"
+        for query in re.findall(r"(?:querySelector(?:All)?|closest)\(\s*([^)]*)\)", _code(script))
+    ]
+    named = {name for text in (*selectors, *queries) for name in foreign.findall(text)}
+    assert '[data-testid="error-overlay"]' in named  # it finds some
+    assert {name for name in named if name not in frontend} == set()

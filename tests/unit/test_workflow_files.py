@@ -184,3 +184,18 @@ def test_a_picture_has_the_factor_that_was_measured_and_none_where_nothing_was()
         measured = headline[template.figure]
         assert measured["unit"].startswith("eager / ")
         assert abs(float(written[key].removesuffix("x")) - measured["value"]) <= 0.05
+
+
+def test_no_run_sets_a_whole_number_below_what_its_taker_allows(workflow: dict[str, Any]) -> None:
+    """The node's own range begins below zero, and seeds do not: a random one is refused."""
+    values = [n["widgets_values"] for n in _nodes(workflow) if n["type"] == "PrimitiveInt"]
+    assert [value for value in values if value[1] == "randomize"] == []
+
+
+def test_every_node_works_in_both_kinds_of_nodes(workflow: dict[str, Any]) -> None:
+    kinds = [node["type"] for node in _nodes(workflow)]
+    assert "ImageCompare" not in kinds, "it shows nothing without Nodes 2.0"
+
+
+def _nodes(workflow: dict[str, Any]) -> list[dict[str, Any]]:
+    return [node for graph in _graphs(workflow) for node in graph["nodes"]]

@@ -1,6 +1,7 @@
 /** Ask the server to do something, ask the user whether it should, and say what came of it. */
 import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
+import { showToast } from "./frontend.js";
 import { lineText, words } from "./words.js";
 
 /**
@@ -10,7 +11,7 @@ import { lineText, words } from "./words.js";
  * @param {number} [life] milliseconds; without it the user closes it
  */
 export function toast(severity, summary, detail, life) {
-  app.extensionManager?.toast?.add({ severity, summary, detail, life, styleClass: "warmgraph-toast" });
+  showToast({ severity, summary, detail, life });
 }
 
 /**

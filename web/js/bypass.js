@@ -8,7 +8,9 @@ import { words } from "./words.js";
 export function bypass(nodes) {
   const found = nodes.filter(isOpen).map(({ node }) => nodeAt(node)).filter(isOurs);
   if (!found.length) return toast("warn", `Warmgraph: ${words("page.not_open")}`, undefined, 8000);
+  const active = found.filter(({ mode }) => mode !== BYPASSED);
+  if (!active.length) return;
   inOneStep(() => {
-    for (const node of found) node.mode = BYPASSED;
+    for (const node of active) node.mode = BYPASSED;
   });
 }

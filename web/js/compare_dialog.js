@@ -1,4 +1,5 @@
 /** The pictures of two runs side by side, with what a step and the whole took in each. */
+import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
 import {
   computedAlone, largestDifference, picturePairs, stepPairs, wholeMs,
@@ -21,7 +22,8 @@ const ALONE = ["page.compare_with_did", "page.compare_without_did"];
 export async function showComparison(first, second, runs) {
   const rows = await Promise.all(picturePairs(first, second).map(row));
   const times = { now: duration(wholeMs(first)), eager: duration(wholeMs(second)) };
-  const title = words("page.compare");
+  const workflow = workflowName(first);
+  const title = workflow ? words("page.compare_of", { workflow }) : words("page.compare");
   const body = [
     ...stepTexts(stepPairs(first, second, runs)),
     el("div", { class: "warmgraph-compare", role: "group", "aria-label": title, tabindex: 0 }, ...rows),
@@ -32,6 +34,14 @@ export async function showComparison(first, second, runs) {
     }),
   ];
   openDialog(title, body).classList.add("warmgraph-wide");
+}
+
+/** What the workflow's tab is called, or the file that the run said it came from. */
+function workflowName({ prompt: [, , , { extra_pnginfo: info }] }) {
+  const { id, extra } = info?.workflow ?? {};
+  const tabs = app.extensionManager?.workflow?.openWorkflows ?? [];
+  const tab = tabs.find(({ activeState }) => id && activeState?.id === id);
+  return tab?.filename ?? extra?.warmgraph?.path?.replace(/^workflows\/|\.json$/g, "");
 }
 
 /** @param {string} kind what people call a node of this class */

@@ -1,5 +1,6 @@
 /** "Compile Model here" in the menus of nodes and links: one node, where the user points. */
-import { inOneStep, insert, linkOf } from "./graph_edit.js";
+import { linkInto, linksFrom, linkWith } from "./frontend.js";
+import { inOneStep, insert } from "./graph_edit.js";
 import { isOurs } from "./graph_places.js";
 import { KINDS, tellOf } from "./make_faster.js";
 import { words } from "./words.js";
@@ -8,11 +9,9 @@ import { words } from "./words.js";
 const NEAR = 15;
 
 /** An entry for links that come from the same place; none where a node of ours serves all. */
-function entryFor(graph, ids, kind) {
+function entryFor(graph, all, kind) {
   const isFree = (id) => !isOurs(graph.getNodeById(id));
-  const links = ids
-    .map((id) => linkOf(graph, id))
-    .filter((link) => link && isFree(link.origin_id) && isFree(link.target_id));
+  const links = all.filter((link) => link && isFree(link.origin_id) && isFree(link.target_id));
   const callback = () => tellOf([inOneStep(() => insert(graph, KINDS[kind], links))]);
   return links.length ? [{ content: words(`page.compile_${kind}_here`), callback }] : [];
 }
@@ -24,8 +23,10 @@ export function nodeEntries(node) {
     const [given, taken] = [node.outputs, node.inputs].map((slots) =>
       (slots ?? []).filter(({ type }) => type === kind.toUpperCase()),
     );
-    const each = given.length ? given.map(({ links }) => links ?? []) : taken.map(({ link }) => [link]);
-    return each.flatMap((ids) => entryFor(node.graph, ids, kind)).slice(0, 1);
+    const each = given.length
+      ? given.map((output) => linksFrom(node, output))
+      : taken.map((input) => [linkInto(node, input)]);
+    return each.flatMap((links) => entryFor(node.graph, links, kind)).slice(0, 1);
   });
 }
 
@@ -35,5 +36,5 @@ export function linkEntries({ graph, graph_mouse: [x, y], renderedPaths }) {
   const part = [...(renderedPaths ?? [])].find(isThere); // a link, or one of its reroutes
   const id = part?.linkIds ? [...part.linkIds][0] : part?.id;
   const kind = String(graph?.getLink(id)?.type).toLowerCase();
-  return kind in KINDS ? entryFor(graph, [id], kind) : [];
+  return kind in KINDS ? entryFor(graph, [linkWith(graph, id)], kind) : [];
 }

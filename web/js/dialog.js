@@ -1,5 +1,9 @@
-/** A dialog of ours over the page: the host's own shows nothing but components of its framework. */
+/**
+ * A dialog of ours over the page: the host's own shows nothing but components of its framework. It
+ * is no modal one, which would lie over the host's dialogs as well, whenever those come.
+ */
 import { button, el } from "./elements.js";
+import { hasOpenDialog, setPageInert } from "./frontend.js";
 import { words } from "./words.js";
 
 /**
@@ -25,14 +29,27 @@ export function openDialog(title, body, actions = {}) {
       ),
     )
   );
-  dialog.addEventListener("click", ({ target }) => {
+  const back = el("div", { class: "warmgraph-back" }, dialog);
+  const closed = new AbortController();
+  dialog.addEventListener("close", () => {
+    closed.abort();
+    back.remove();
+    if (!document.querySelector(".warmgraph-back")) setPageInert(false);
+  });
+  back.addEventListener("click", ({ target }) => {
     const { action = "" } = /** @type {HTMLElement} */ (target).dataset;
     actions[action]?.[1]();
-    if (action === "close" || target === dialog) dialog.close();
+    if (action === "close" || target === back) dialog.close();
   });
-  dialog.addEventListener("keydown", (event) => event.stopPropagation()); // the canvas has shortcuts
-  dialog.addEventListener("close", () => dialog.remove());
-  document.body.append(dialog);
-  dialog.showModal();
+  const keys = (event) => {
+    if (hasOpenDialog()) return;
+    event.stopImmediatePropagation(); // the canvas has shortcuts
+    if (event.key === "Escape") dialog.close();
+  };
+  window.addEventListener("keydown", keys, { capture: true, signal: closed.signal });
+  document.body.append(back);
+  setPageInert(true);
+  if (hasOpenDialog()) dialog.setAttribute("open", ""); // the focus stays in the host's
+  else dialog.show();
   return dialog;
 }

@@ -1,6 +1,7 @@
 /** Nodes put into links and taken out of them, in any graph of the workflow, as one step of Undo. */
 import { app } from "../../../scripts/app.js";
 import { freePlace } from "./free_place.js";
+import { linkInto, linksFrom } from "./frontend.js";
 
 const TITLE = 30;
 
@@ -9,7 +10,7 @@ export const ON = 0;
 export const MUTED = 2;
 export const BYPASSED = 4;
 
-/** All that `act` changes is one step, which Undo takes back. */
+/** All that `act` changes is one step, which Undo takes back: call it only with something to do. */
 export function inOneStep(act) {
   const tracker = app.extensionManager?.workflow?.activeWorkflow?.changeTracker;
   // What the user did just before stays a step of its own.
@@ -21,14 +22,6 @@ export function inOneStep(act) {
     app.canvas.emitAfterChange();
     app.canvas.setDirty(true, true);
   }
-}
-
-/** A copy of a link, which stays as it is when the link goes; undefined where there is none. */
-export function linkOf(graph, id) {
-  const link = graph?.getLink(id);
-  if (!link) return undefined;
-  const { origin_id, origin_slot, target_id, target_slot, parentId } = link;
-  return { origin_id, origin_slot, target_id, target_slot, parentId };
 }
 
 /** From where a link begins, a node or the subgraph's input, to a node. */
@@ -88,9 +81,9 @@ export function insert(graph, kind, links) {
 export function takeOut(node) {
   const { graph } = node;
   const nodeOf = (id) => graph.getNodeById(id);
-  const joined = (node.outputs ?? []).flatMap(({ type, links }) => {
-    const incoming = linkOf(graph, node.inputs?.find((input) => input.type === type)?.link);
-    return incoming ? [...(links ?? [])].map((id) => [incoming, linkOf(graph, id)]) : [];
+  const joined = (node.outputs ?? []).flatMap((output) => {
+    const incoming = linkInto(node, node.inputs?.find(({ type }) => type === output.type));
+    return incoming ? linksFrom(node, output).map((outgoing) => [incoming, outgoing]) : [];
   });
   if (joined.some(([a, b]) => !nodeOf(a.origin_id) && !nodeOf(b.target_id))) {
     node.mode = BYPASSED;

@@ -4,9 +4,11 @@
  */
 import { app } from "../../../scripts/app.js";
 import { post, toast } from "./asking.js";
-import { BYPASSED, inOneStep, insert, linkOf, MUTED, ON, takeOut } from "./graph_edit.js";
+import { linkInto, linksFrom, showToast } from "./frontend.js";
+import { BYPASSED, inOneStep, insert, MUTED, ON, takeOut } from "./graph_edit.js";
 import { allNodes, goTo, isOurs, nameOf, nodeAt } from "./graph_places.js";
-import { toastWithButton } from "./toast_button.js";
+import { newestSnapshot } from "./reports.js";
+import { FOR_ALL } from "./settings.js";
 import { lineText, words } from "./words.js";
 
 /** By what is compiled. */
@@ -24,7 +26,7 @@ function spotsOf(places) {
   const spots = new Map();
   for (const { node: place, input, kind } of places) {
     const node = nodeAt(place);
-    const link = linkOf(node?.graph, node?.inputs?.find(({ name }) => name === input)?.link);
+    const link = linkInto(node, node?.inputs?.find(({ name }) => name === input));
     if (!link) continue;
     const key = [node.graph.id, link.origin_id, link.origin_slot].join(" ");
     const spot = spots.get(key) ?? { graph: node.graph, kind, links: new Map() };
@@ -39,7 +41,7 @@ function asleep({ graph, kind, links: [link] }) {
   let node = graph.getNodeById(link.origin_id);
   while (node?.mode === BYPASSED && node.comfyClass !== KINDS[kind]) {
     const input = node.inputs?.find(({ type }) => type === kind.toUpperCase());
-    node = graph.getNodeById(linkOf(graph, input?.link)?.origin_id);
+    node = graph.getNodeById(linkInto(node, input)?.origin_id);
   }
   return node?.mode === BYPASSED ? node : undefined;
 }
@@ -49,13 +51,21 @@ function whereOf(nodes) {
   return [...new Set(names)].join(", ");
 }
 
+/** What to do after nodes were added, or why that changes nothing. */
+function nextText() {
+  const stops = newestSnapshot().warnings?.find(({ id }) => /^(missing |no builds)/.test(id));
+  if (stops) return stops.lines.map(lineText).join(": ");
+  const isForAll = app.extensionManager?.setting?.get(FOR_ALL) === true;
+  return words(isForAll ? "page.press_run_for_all" : "page.press_run");
+}
+
 /** Say which nodes were added, and which were there but off, and offer to go there. */
 export function tellOf(added, awake = []) {
   const said = (key, nodes) => nodes.length && words(key, { count: nodes.length, where: whereOf(nodes) });
   const parts = [said("page.added", added), said("page.switched_on", awake)].filter(Boolean);
   const summary = `Warmgraph: ${parts.join("; ")}`;
-  const message = { severity: "success", summary, detail: words("page.press_run"), life: LIFE };
-  void toastWithButton(message, words("page.show"), () => goTo([...added, ...awake][0]));
+  const message = { severity: "success", summary, detail: nextText(), life: LIFE };
+  showToast(message, words("page.show"), () => goTo([...added, ...awake][0]));
 }
 
 let underWay = false; // a key that is held asks again and again
@@ -75,37 +85,51 @@ export async function makeFaster(vae) {
 }
 
 /** Whether a muted node of ours is all that is off between a model and its sampler. */
-function isWanted({ graph, outputs = [] }) {
-  const links = outputs.flatMap((output) => [...(output.links ?? [])]);
-  const targets = links.map((id) => graph.getNodeById(linkOf(graph, id)?.target_id));
+function isWanted(node) {
+  const links = (node.outputs ?? []).flatMap((output) => linksFrom(node, output));
+  const targets = links.map(({ target_id: id }) => node.graph.getNodeById(id));
   return targets.some((node) => node?.mode !== MUTED); // a subgraph's output is none
 }
 
 function place(answer, vae) {
-  const added = [];
-  const awake = [];
-  inOneStep(() => {
-    // Nothing gets through a muted one: such a prompt has no model to ask about.
-    const wanted = vae ? Object.values(KINDS) : [KINDS.model];
-    const muted = allNodes().filter(({ mode, comfyClass }) => mode === MUTED && wanted.includes(comfyClass));
-    awake.push(...muted.filter(isWanted));
-    for (const spot of spotsOf(answer.places)) {
-      const node = asleep(spot);
-      if (node) awake.push(node);
-      else added.push(insert(spot.graph, KINDS[spot.kind], spot.links));
-    }
+  // Nothing gets through a muted one: such a prompt has no model to ask about.
+  const wanted = vae ? Object.values(KINDS) : [KINDS.model];
+  const muted = allNodes().filter(({ mode, comfyClass }) => mode === MUTED && wanted.includes(comfyClass));
+  const spots = spotsOf(answer.places).map((spot) => ({ ...spot, node: asleep(spot) }));
+  const awake = [...muted.filter(isWanted), ...spots.flatMap(({ node }) => node ?? [])];
+  const free = spots.filter(({ node }) => !node);
+  if (!free.length && !awake.length) return tellNothing(answer.left);
+  const added = inOneStep(() => {
     for (const node of awake) node.mode = ON;
+    return free.map(({ graph, kind, links }) => insert(graph, KINDS[kind], links));
   });
-  if (added.length || awake.length) return tellOf(added, awake);
-  const why = [...new Set(answer.left.map(({ line }) => lineText(line)))].slice(0, 2);
+  tellOf(added, awake);
+}
+
+/** Say why nothing was added, and offer to go to a node that is there already. */
+function tellNothing(left) {
+  const ours = left.flatMap(({ line: { key, values } }) =>
+    key === "left_alone_ours" ? (nodeAt(values.id) ?? []) : [],
+  );
+  const why = [...new Set(left.map(({ line }) => leftText(line)))].slice(0, 2);
+  const summary = `Warmgraph: ${words("page.nothing_added")}`;
   const detail = why.join("\n") || words("page.no_sampler");
-  toast("info", `Warmgraph: ${words("page.nothing_added")}`, detail, LIFE);
+  const message = { severity: "info", summary, detail, life: LIFE };
+  if (!ours.length) return showToast(message);
+  showToast(message, words("page.show"), () => goTo(ours[0]));
+}
+
+/** Why a model was left alone; a node of ours by its title and where it is. */
+function leftText(line) {
+  const node = line.key === "left_alone_ours" && nodeAt(line.values.id);
+  if (!node) return lineText(line);
+  return words("page.there_already", { title: node.getTitle(), where: whereOf([node]) });
 }
 
 export function removeOurs() {
   const ours = allNodes().filter(isOurs);
   const values = { count: ours.length, where: whereOf(ours) };
-  inOneStep(() => ours.forEach(takeOut));
+  if (ours.length) inOneStep(() => ours.forEach(takeOut));
   const [severity, said] = ours.length ? ["success", "removed"] : ["info", "nothing_removed"];
   toast(severity, `Warmgraph: ${words(`page.${said}`, values)}`, undefined, LIFE);
 }

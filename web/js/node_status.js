@@ -112,7 +112,7 @@ function addStatus(node, look) {
  */
 function idleness(node, isLast) {
   if ([MUTED, BYPASSED].includes(node.mode)) return "page.left_out";
-  if (!isLast && !node.outputs?.some(({ links }) => links?.length)) return "page.not_linked";
+  if (!isLast && !node.outputs?.some((_, slot) => node.isOutputConnected(slot))) return "page.not_linked";
   return undefined;
 }
 

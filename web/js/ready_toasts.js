@@ -5,15 +5,15 @@
 import { app } from "../../../scripts/app.js";
 import { toast } from "./asking.js";
 import { tenths } from "./format.js";
+import { showToast } from "./frontend.js";
 import { isOpen } from "./graph_places.js";
 import { newestSnapshot, watchReports } from "./reports.js";
-import { toastWithButton } from "./toast_button.js";
+import { FOR_ALL } from "./settings.js";
 import { linesOf, lineText, words } from "./words.js";
 
 const LIFE = 20000;
 /** Whether the setting was offered in this browser. */
 const OFFERED = "warmgraph.offered";
-const SETTING = "Warmgraph.Speed.CompileAll";
 
 /** @type {Map<string, "compiling" | "ready">} models whose end is to be told, by their ids */
 const awaited = new Map();
@@ -40,7 +40,7 @@ function tellReady({ model, nodes = [] }) {
   const summary = words("page.ready", { model });
   const said = { severity: "success", summary, detail: words("page.ready_detail"), life: LIFE };
   if (!nodes.some(isOpen)) toast("success", summary, said.detail, LIFE);
-  else void toastWithButton(said, words("page.run_again"), runAgain);
+  else showToast(said, words("page.run_again"), runAgain);
 }
 
 function tellFaster(report) {
@@ -48,11 +48,11 @@ function tellFaster(report) {
   const summary = words("page.quick", { model: report.model, factor: tenths(report.factor) });
   const detail = first?.key === "speed_faster" ? lineText(first) : undefined;
   const setting = app.extensionManager?.setting;
-  if (setting?.get(SETTING) !== false || localStorage.getItem(OFFERED))
+  if (setting?.get(FOR_ALL) !== false || localStorage.getItem(OFFERED))
     return toast("success", summary, detail, LIFE);
   localStorage.setItem(OFFERED, "1");
   const said = { severity: "success", summary, detail, life: 2 * LIFE };
-  void toastWithButton(said, words("page.compile_all"), () => void setting.set(SETTING, true));
+  showToast(said, words("page.compile_all"), () => void setting.set(FOR_ALL, true));
 }
 
 function runAgain() {

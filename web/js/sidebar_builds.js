@@ -30,7 +30,7 @@ export function buildsSection({ building }, busy) {
     { "data-key": "builds", "aria-labelledby": "warmgraph-builds" },
     el("h3", { id: "warmgraph-builds" }, words("page.builds")),
     ...parts[buildsStand(building)](),
-    building?.workers > 0 && el("p", {}, words("page.workers", { count: building.workers })),
+    buildsStand(building) === "going" && building.workers > 0 && el("p", {}, words("page.workers", { count: building.workers })),
   );
 }
 

@@ -11,6 +11,7 @@ const ICONS = {
   replayed: "pi-check-circle",
   partly: "pi-chart-pie",
   building: "pi-cog",
+  paused: "pi-pause",
   waiting: "pi-clock",
   eager: "pi-minus-circle",
   slower: "pi-exclamation-triangle",
@@ -54,11 +55,12 @@ function standingMark(standing) {
 
 function modelCard(model) {
   const { regions = { total: 0 }, speed, stage } = model;
+  const standing = stage === "compiling" && model.building?.paused ? "paused" : model.standing;
   const told = ["slower", "ready"].includes(stage) && model.standing !== "partly";
   return el(
     "article",
     { class: "warmgraph-card", "data-key": model.id },
-    el("h4", {}, nodeLink(model), standingMark(told ? stage : model.standing)),
+    el("h4", {}, nodeLink(model), standingMark(told ? stage : standing)),
     model.by === "setting" && el("p", { class: "warmgraph-note" }, words("page.by_setting")),
     ...speedText(model),
     speedBars(model.model, speed),

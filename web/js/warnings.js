@@ -3,9 +3,9 @@
  * do about it is told in the tab.
  */
 import { app } from "../../../scripts/app.js";
+import { showToast } from "./frontend.js";
 import { newestSnapshot, watchReports } from "./reports.js";
 import { openTab } from "./sidebar.js";
-import { toastWithButton } from "./toast_button.js";
 import { lineText, words } from "./words.js";
 
 const SHOWN = "warmgraph.warnings";
@@ -17,7 +17,7 @@ function showNew() {
   if (!fresh.length) return;
   for (const { lines } of fresh) {
     const said = { severity: "warn", summary: `Warmgraph: ${lineText(lines[0])}`, life: 20000 };
-    void toastWithButton(said, words("page.show_in_tab"), openTab);
+    showToast(said, words("page.show_in_tab"), openTab);
   }
   sessionStorage.setItem(SHOWN, JSON.stringify([...shown, ...fresh.map(({ id }) => id)]));
 }
