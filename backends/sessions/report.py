@@ -159,11 +159,9 @@ def _gained(
         gain,
         standing=standing,
         is_building=building["done"] < building["total"],
-        is_left=session.is_unused
-        or (
-            session.options.when_missing is not WhenMissing.NEVER
-            and any(graph.state is State.MISSING for graph in session.graphs)
-        ),
+        is_unused=session.is_unused,
+        is_left=session.options.when_missing is not WhenMissing.NEVER
+        and any(graph.state is State.MISSING for graph in session.graphs),
     )
     if stage not in (Stage.FASTER, Stage.SAME, Stage.SLOWER, Stage.COMPILING):
         gain = None

@@ -13,7 +13,7 @@ class Stage(str, Enum):
     """What a page shows first of a model.
 
     READY: all that can be compiled is, and the gain was not measured yet. NORMAL: nothing of it is
-    compiled.
+    compiled. UNUSED: no sampler used it in the prompt that attached it.
     """
 
     WAITING = "waiting"
@@ -23,6 +23,7 @@ class Stage(str, Enum):
     SAME = "same"
     SLOWER = "slower"
     NORMAL = "normal"
+    UNUSED = "unused"
 
 
 def stage_of(
@@ -32,6 +33,7 @@ def stage_of(
     *,
     standing: str,
     is_building: bool,
+    is_unused: bool,
     is_left: bool,
 ) -> Stage:
     """Say how far a model is.
@@ -42,11 +44,13 @@ def stage_of(
         gain: of its last steps; None if not known.
         standing: see a model's report.
         is_building: whether something that it waits for is being built.
-        is_left: whether the next run will build something for it, as after a cancel; or the last
-            prompt did not run it.
+        is_unused: whether the last prompt did not run it.
+        is_left: whether the next run will build something for it, as after a cancel.
     """
     if standing == "building":
         return Stage.COMPILING if is_building else Stage.WAITING
+    if is_unused:
+        return Stage.UNUSED
     if standing == "waiting" and not parts.ready:
         return Stage.NORMAL if parts.idle and speed is not None else Stage.WAITING
     if standing == "eager":

@@ -7,7 +7,7 @@ import { useWords } from "../../web/js/words.js";
 const PAGE = {
   badge_attention: "⚠ attention", badge_compiling: "compiling {percent} %", badge_faster: "{factors}",
   badge_normal: "normal", badge_paused: "paused", badge_ready: "ready", badge_same: "about as fast",
-  badge_slower: "⚠ {factors}",
+  badge_slower: "⚠ {factors}", badge_unused: "⚠ not used",
 }; // prettier-ignore
 useWords({ en: { warmgraph: { page: PAGE } } }, () => "en");
 
@@ -34,6 +34,11 @@ test("only what is faster is green, and the factor is the server's text", () => 
   assert.deepEqual(toned({ ...FAST, factor: 1.25, times: "1.3" }), ["1.3x", "good"]);
   assert.deepEqual(toned(SAME), ["about as fast", "plain"]);
   assert.deepEqual(toned(SLOW), ["⚠ 0.2x", "attention"]);
+});
+
+test("a model that no sampler used says so", () => {
+  const unused = { id: "u", stage: "unused", factor: null, times: null };
+  assert.deepEqual(badgeOf([unused, FAST], false), { text: "⚠ not used", tone: "attention" });
 });
 
 test("what asks for its user goes before everything else", () => {

@@ -6,6 +6,7 @@ import { words } from "./words.js";
 const TONES = {
   attention: "attention",
   slower: "attention",
+  unused: "attention",
   paused: "busy",
   compiling: "busy",
   faster: "good",

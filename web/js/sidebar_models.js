@@ -15,6 +15,7 @@ const ICONS = {
   eager: "pi-minus-circle",
   slower: "pi-exclamation-triangle",
   ready: "pi-check-circle",
+  unused: "pi-exclamation-triangle",
 };
 
 /** @param {Record<string, any>} snapshot */
@@ -54,7 +55,7 @@ function standingMark(standing) {
 
 function modelCard(model) {
   const { regions = { total: 0 }, speed, stage } = model;
-  const told = ["slower", "ready"].includes(stage) && model.standing !== "partly";
+  const told = stage === "unused" || (["slower", "ready"].includes(stage) && model.standing !== "partly");
   return el(
     "article",
     { class: "warmgraph-card", "data-key": model.id },
@@ -94,8 +95,10 @@ function leftAlone(left) {
 }
 
 /** What is gained, in the server's words, or what to do where that is nothing. */
-function speedText({ stage, said = [], nodes = [], by, ready }) {
+function speedText({ stage, said = [], lines = [], nodes = [], by, ready }) {
   if (stage === "ready" && ready) return [el("p", {}, words("page.ready_detail"))];
+  if (stage === "unused")
+    return lines.slice(0, 1).map((line) => el("p", { class: "warmgraph-note" }, lineText(line)));
   if (!["faster", "same", "slower"].includes(stage)) return [];
   const look = stage === "faster" ? "warmgraph-factor" : "warmgraph-note";
   const texts = said.map((line) => el("p", { class: look }, lineText(line)));
