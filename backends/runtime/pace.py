@@ -192,10 +192,13 @@ class Pace:
         #: Images at once, and whether this run was asked for.
         self._batch = 1
         self._is_taken = True
+        self._counts_all = False
 
     def fresh(self) -> Pace:
         """Return one for a copy of the model, which may be on another sort of card."""
-        return Pace(Times(), self._scale, self._is_disturbed)
+        pace = Pace(Times(), self._scale, self._is_disturbed)
+        pace._counts_all = True  # each of its calls has its own copy of the run's sigmas
+        return pace
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Begun | None:
         """Note that a call with these arguments begins; None if it is not a sampler's step."""
@@ -208,7 +211,7 @@ class Pace:
         size = tuple(tuple(image.shape) for image in images)
         self._batch = max(1, size[0][0] // conditionings(values)) if size[0] else 1
         device = images[0].device
-        counts = size in self._came or self._steps == 1
+        counts = self._counts_all or self._steps == 1 or size in self._came
         self._came.add(size)
         return Begun(size, device, _mark(device), self._is_disturbed(), counts)
 
