@@ -34,6 +34,7 @@ from .graphs.compiled_graph import CompiledGraph, State
 from .graphs.learned_models import LearnedModels
 from .graphs.library import Graphs
 from .host_api import present
+from .host_api.execution import executing_prompt
 from .host_api.memory import total_vram
 from .host_api.needs import Feature
 from .host_api.process import host_arguments
@@ -370,7 +371,7 @@ class Engine:
     def _tell(self, session: Session) -> None:
         session.warn_once()
         self._story.ran(session)
-        if self._history.note(session):
+        if self._history.note(session, executing_prompt()):
             self._eager_times.keep(session.scope.root)
         verification = self._shared.verification
         if verification is not None and (line := verification.take()):

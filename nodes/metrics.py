@@ -66,6 +66,11 @@ class _Collector:
             "What a step of the last size takes, by how it is made",
             labels=("id", "model", "form"),
         )
+        factor = GaugeMetricFamily(
+            "warmgraph_speed_ratio",
+            "How many times faster a step is than without Warmgraph",
+            labels=("id", "model"),
+        )
         parts = GaugeMetricFamily(
             "warmgraph_parts", "Parts of a model", labels=("id", "model", "state")
         )
@@ -73,7 +78,10 @@ class _Collector:
             named = (report["id"], report["model"])
             for form, milliseconds in (report["speed"] or {"ms": {}})["ms"].items():
                 step.add_metric((*named, form), milliseconds / 1000)
+            if report["factor"] is not None:
+                factor.add_metric(named, report["factor"])
             for state in ("compiled", "eager"):
                 parts.add_metric((*named, state), report["regions"][state])
         yield step
+        yield factor
         yield parts

@@ -140,6 +140,13 @@ def register(
         both, wanted = put_beside(prompt, plain, outputs)
         return {"prompt": both, "changed": changed, "outputs": wanted}
 
+    def compare(wish: Any) -> Any:
+        """POST /warmgraph/compared: {"first", "second": ids of prompts with us and without};
+        answer what their steps took, in sentences.
+        """
+        first, second = (_text(wish, name) for name in ("first", "second"))
+        return engine().overview.compared(first, second)
+
     table.get("/warmgraph/report")(get_report)
     table.get("/warmgraph/settings")(get_settings)
     table.get("/warmgraph/metrics")(get_metrics)
@@ -147,6 +154,7 @@ def register(
     table.post("/warmgraph/builds")(_answering(direct_builds))
     table.post("/warmgraph/store")(_answering(clear_store))
     table.post("/warmgraph/captured")(_answering(free_captured))
+    table.post("/warmgraph/compared")(_answering(compare))
     table.post("/warmgraph/places")(_answering(answer_places, limit=MAX_PROMPT))
     table.post("/warmgraph/plain")(_answering(make_plain, limit=MAX_PROMPT))
 
@@ -209,6 +217,18 @@ def _table(wish: Any, name: str) -> dict[str, Any]:
     value = wish.get(name) if isinstance(wish, dict) else None
     if not isinstance(value, dict):
         raise RefusedError("refused_table", name=name, got=type(value).__name__)
+    return value
+
+
+def _text(wish: Any, name: str) -> str:
+    """Return a field of a request that is a text.
+
+    Raises:
+        RefusedError: it is not one.
+    """
+    value = wish.get(name) if isinstance(wish, dict) else None
+    if not isinstance(value, str):
+        raise RefusedError("refused_text", name=name, got=type(value).__name__)
     return value
 
 

@@ -54,12 +54,22 @@ def _management() -> Any:
 
 def executing_node() -> str | None:
     """Return the id of the node that runs in this thread, or None."""
+    context = _executing()
+    return None if context is None else str(context.node_id)
+
+
+def executing_prompt() -> str | None:
+    """Return the id of the prompt that runs in this thread, or None."""
+    context = _executing()
+    return None if context is None else str(context.prompt_id)
+
+
+def _executing() -> Any:
     try:
         from comfy_execution.utils import get_executing_context
     except ImportError:
         return None
-    context = get_executing_context()
-    return None if context is None else str(context.node_id)
+    return get_executing_context()
 
 
 class _Paused(threading.local):

@@ -29,6 +29,8 @@ ATTENTION = "optimized_attention_override"
 NODES = frozenset({PATCHES, REPLACEMENTS, ATTENTION})
 #: The sigmas of all steps of the sampler's run, and of its end.
 SAMPLE_SIGMAS = "sample_sigmas"
+#: Those that its model is evaluated at now: one object for all calls of an evaluation.
+_SIGMAS = "sigmas"
 #: Which conditionings stand in the rows of a call, one after the other.
 CONDITIONINGS = "cond_or_uncond"
 #: In a sampler's options: the copies of its model, by the card that each is on.
@@ -41,6 +43,11 @@ def run_sigmas(values: Iterable[Any]) -> torch.Tensor | None:
         if isinstance(sigmas, torch.Tensor) and sigmas.dim() == 1:
             return sigmas
     return None
+
+
+def evaluation_sigmas(values: Iterable[Any]) -> torch.Tensor | None:
+    """Return the sigmas of a call's evaluation, the same object in all of its calls, or None."""
+    return next((each for each in _named(values, _SIGMAS) if isinstance(each, torch.Tensor)), None)
 
 
 def conditionings(values: Iterable[Any]) -> int:

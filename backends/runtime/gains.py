@@ -1,21 +1,55 @@
-"""How many times faster steps are than the host's own, by size, as measured."""
+"""How many times faster steps are than the host's own: the one place that says so.
+
+Both are of one kind: the median of a run's own calls, by one clock, without the first.
+"""
 
 from __future__ import annotations
 
 import math
+import statistics
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from enum import Enum
 from typing import NamedTuple
 
 #: Sizes of a model that are remembered.
 KEPT_SIZES = 32
-#: The sizes of a call's tensors, its latent's first.
+#: The sizes of a call's images, its latent's first.
 Size = tuple[tuple[int, ...], ...]
 
-#: The factors from which on a step is called faster, or slower.
-FASTER, SLOWER = 1.05, 0.95
+#: A factor that is nearer to 1 is told as the same.
+_LEAST = 0.05
+#: Of a normal distribution, beside the median distance from its median.
+_DEVIATION = 1.4826
 #: A factor that moved by less is the same.
 _NEWS = 0.03
+
+
+class Figure(NamedTuple):
+    """What a call of the model, or a step, took in a run.
+
+    Attributes:
+        ms: the median.
+        noise: what the machine alone changes, in ms: the standard deviation by the median distance.
+    """
+
+    ms: float
+    noise: float = 0.0
+
+    @classmethod
+    def of(cls, times: Iterable[float]) -> Figure:
+        """Return the figure of some times in ms."""
+        times = list(times)
+        middle = statistics.median(times)
+        return cls(middle, _DEVIATION * statistics.median(abs(each - middle) for each in times))
+
+
+class Verdict(str, Enum):
+    """What a step is beside the host's own."""
+
+    FASTER = "faster"
+    SAME = "same"
+    SLOWER = "slower"
 
 
 class Gain(NamedTuple):
@@ -24,10 +58,25 @@ class Gain(NamedTuple):
     Attributes:
         factor: how many times faster it is than without us.
         size: of the images that this was measured at, in words.
+        noise: the factor's own, by what the machine alone changes.
     """
 
     factor: float
     size: str
+    noise: float = 0.0
+
+    @property
+    def verdict(self) -> Verdict:
+        """What that is called: only a difference larger than the noise is one."""
+        if abs(self.factor - 1) < max(_LEAST, self.noise):
+            return Verdict.SAME
+        return Verdict.FASTER if self.factor > 1 else Verdict.SLOWER
+
+
+def gain_of(ours: Figure, eager: Figure, size: str) -> Gain:
+    """Return what a step gains beside the host's own of the same size (in words)."""
+    noise = (ours.noise + eager.noise) / ours.ms
+    return Gain(round(eager.ms / ours.ms, 3), size, round(noise, 3))
 
 
 class Gains:

@@ -1,4 +1,4 @@
-"""Times of the host's own steps and gains of ours, by model and size, kept across restarts.
+"""Figures of the host's own steps and gains of ours, by model and size, kept across restarts.
 
 Where graphs survive a restart no eager step is timed; those of an earlier process under the same
 conditions are used.
@@ -19,7 +19,7 @@ import torch
 from ..attaching.attached import Attached
 from ..device.gpu import sort_of
 from ..host_api.process import host_flags
-from ..runtime.gains import Gain, Size
+from ..runtime.gains import Figure, Gain, Size
 from ..runtime.pace import Times
 from ..storing.canonical_json import canonical_json, sha256_hex
 from ..storing.files import write_whole
@@ -34,9 +34,9 @@ _MAX_TEXT = 200
 
 
 class _Known(NamedTuple):
-    """Of one size: an eager step's milliseconds, and the gain of ours."""
+    """Of one size: what an eager call takes, and the gain of ours."""
 
-    ms: float
+    figure: Figure
     gain: Gain | None
 
 
@@ -66,7 +66,7 @@ class EagerTimes:
             with self._lock:
                 known = self._read().get(name, {})
             gains = {size: each.gain for size, each in known.items() if each.gain is not None}
-            self._of[root] = name, Times({size: each.ms for size, each in known.items()}, gains)
+            self._of[root] = name, Times({size: each.figure for size, each in known.items()}, gains)
         return self._of[root][1]
 
     def keep(self, root: torch.nn.Module) -> None:
@@ -75,7 +75,7 @@ class EagerTimes:
             return
         name, times = self._of[root]
         gains = times.gains.all()
-        newest = {size: _Known(ms, gains.get(size)) for size, ms in times.all_quickest().items()}
+        newest = {size: _Known(figure, gains.get(size)) for size, figure in times.all().items()}
         with self._lock:
             table = self._read()
             if table.get(name) == newest or not newest:
@@ -85,7 +85,7 @@ class EagerTimes:
             while len(table) > KEPT:
                 del table[next(iter(table))]
             plain = {
-                key: [[size, each.ms, *(each.gain or ())] for size, each in known.items()]
+                key: [[size, *each.figure, *(each.gain or ())] for size, each in known.items()]
                 for key, known in table.items()
             }
             try:
@@ -125,15 +125,18 @@ class EagerTimes:
 
 
 def _entry(
-    size: Any, milliseconds: Any, factor: Any = None, words: Any = ""
+    size: Any, ms: Any, noise: Any, factor: Any = 1.0, words: Any = None, more: Any = 0.0
 ) -> tuple[Size, _Known]:
-    """Parse a size and what is known of it.
+    """Parse a size and what is known of it: a figure, and a gain where there are `words`.
 
     Raises:
         ValueError, TypeError: they are not valid.
     """
-    for number in (milliseconds, 1.0 if factor is None else factor):
-        if type(number) is not float or not 0 < number < math.inf:
+    for number in (ms, noise, factor, more):
+        if type(number) is not float or not 0 <= number < math.inf:
             raise ValueError("it is no time and no factor")
-    gain = None if factor is None else Gain(factor, str(words)[:_MAX_TEXT])
-    return tuple(tuple(int(side) for side in shape) for shape in size), _Known(milliseconds, gain)
+    if not ms or not factor:
+        raise ValueError("nothing takes no time")
+    gain = None if words is None else Gain(factor, str(words)[:_MAX_TEXT], more)
+    shapes = tuple(tuple(int(side) for side in shape) for shape in size)
+    return shapes, _Known(Figure(ms, noise), gain)

@@ -22,9 +22,11 @@ FILE_NAME = "runs.jsonl"
 #: Runs that are told, and those that are kept for what a day saved; the file holds up to twice as
 #: many lines before it is written anew.
 TOLD, KEPT = 100, 1500
-_MAX_BYTES = 1 << 20
+_MAX_BYTES = 2 << 20
 _MAX_TEXT = 200
 _FORMS = (EAGER, EXACT, COMPILED)
+#: What two runs have in common that make the same image.
+_IMAGE = ("model", "size", "batch")
 
 
 class History:
@@ -49,8 +51,9 @@ class History:
         """Return the last runs as JSON-plain data, `TOLD` at most, the newest last.
 
         Each has: at (Unix seconds), model, size (of the image), batch, steps, form (eager, exact or
-        compiled), ms (of a step, None where unknown), eager_ms (the same), builds (graphs that were
-        built for it since the run before), misses (graphs that it had to do without).
+        compiled), ms (of a step, None where unknown), noise (of that, in ms), busy (whether
+        something ran beside it), eager_ms (as ms), builds (graphs that were built for it since the
+        run before), misses (graphs that it had to do without), prompt (its id, None where unknown).
         """
         with self._lock:
             return list(self._kept())[-TOLD:]
@@ -65,9 +68,29 @@ class History:
         saved = sum(run["steps"] * (run["eager_ms"] - run["ms"]) for run in pairs) / 1000
         return {"seconds": round(saved, 1), "runs": len(pairs)}
 
-    def note(self, session: Session) -> bool:
+    def compared(self, first: str, second: str) -> list[dict[str, Any]]:
+        """Return the runs of a prompt, each with the run of another prompt that made the same image
+        without us under `plain`, None without one, as JSON-plain data.
+
+        Args:
+            first, second: the prompts' ids.
+        """
+        with self._lock:
+            kept = list(self._kept())
+        mine, others = ([run for run in kept if run["prompt"] == each] for each in (first, second))
+        pairs = []
+        for run in mine:
+            like = [each for each in others if all(each[name] == run[name] for name in _IMAGE)]
+            others = [each for each in others if each is not next(iter(like), None)]
+            pairs.append({**run, "plain": next(iter(like), None)})
+        return pairs
+
+    def note(self, session: Session, prompt: str | None = None) -> bool:
         """Note the run of a session that has just ended, if it was a sampler's; returns whether it
         was.
+
+        Args:
+            prompt: the id of the running one.
         """
         run = session.pace.take_run()
         if run is None:
@@ -80,10 +103,13 @@ class History:
             "batch": run.batch,
             "steps": run.steps,
             "form": run.form,
-            "ms": None if run.ms is None else round(run.ms, 3),
-            "eager_ms": None if run.eager_ms is None else round(run.eager_ms, 3),
+            "ms": _rounded(run.ms),
+            "noise": _rounded(run.noise),
+            "busy": run.busy,
+            "eager_ms": _rounded(run.eager_ms),
             "builds": builds,
             "misses": misses,
+            "prompt": prompt,
         }
         with self._lock:
             self._kept().append(entry)
@@ -131,23 +157,29 @@ def _is_run(entry: Any) -> bool:
     """Whether a line of the file is a valid run."""
     if not isinstance(entry, dict):
         return False
-    texts = [entry.get(name) for name in ("model", "size")]
+    texts = [entry.get("model"), entry.get("size"), entry.get("prompt") or ""]
     counts = [entry.get(name) for name in ("batch", "steps", "builds", "misses")]
-    times = [entry.get(name, "") for name in ("ms", "eager_ms")]
+    times = [entry.get(name, "") for name in ("ms", "noise", "eager_ms")]
     return (
-        len(entry) == 10
+        len(entry) == 13
         and all(isinstance(text, str) and len(text) <= _MAX_TEXT for text in texts)
         and all(type(count) is int and count >= 0 for count in counts)
         and all(_is_time(time) for time in times)
         and _is_time(entry.get("at", ""))
         and entry["at"] is not None
         and entry.get("form") in _FORMS
+        and type(entry.get("busy")) is bool
     )
 
 
 def _is_pair(run: dict[str, Any]) -> bool:
-    """Whether a run's steps were ours, and the time of the host's own is known."""
-    return run["form"] != EAGER and run["ms"] is not None and run["eager_ms"] is not None
+    """Whether a run's steps were ours and undisturbed, and the time of the host's own is known."""
+    times = run["ms"], run["eager_ms"]
+    return run["form"] != EAGER and not run["busy"] and None not in times
+
+
+def _rounded(ms: float | None) -> float | None:
+    return None if ms is None else round(ms, 6)
 
 
 def _day(seconds: float) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from ..runtime.session import Session
 from ..storing.store import Store, StoreUsage
 from . import warnings
 from .cache_reports import deepcache_report, stepcache_report
+from .comparison import comparison
 from .history import History
 from .inventory import Inventory, What
 from .lines import Line
@@ -128,6 +129,15 @@ class Overview:
     def details(self) -> dict[str, Any]:
         """Return what takes longer to collect: the store by model family, and the last runs."""
         return {"stored": self._inventory.by_family(), "runs": self._history.runs()}
+
+    def compared(self, first: str, second: str) -> dict[str, Any]:
+        """Return what steps of a prompt take beside those of the same without us, as JSON-plain
+        data: a sentence for each run of both, and the key of a note where not all can be told.
+
+        Args:
+            first, second: the prompts' ids.
+        """
+        return comparison(self._history.compared(first, second))
 
     def building(self) -> dict[str, Any]:
         """Return the builder's progress."""

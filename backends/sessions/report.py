@@ -23,7 +23,7 @@ from ..several_cards.report import cards_of
 from .left_words import in_words
 from .lines import Line, in_english, plain, told
 from .stages import Stage, stage_of
-from .words import node_lines, notes_of, report_lines
+from .words import gain_told, node_lines, notes_of, report_lines, speed_lines
 
 _EXAMPLES = 3
 
@@ -109,6 +109,7 @@ def _in_words(report: dict[str, Any], notes: list[Line]) -> dict[str, Any]:
     return {
         **report,
         "notes": [_reason_of(each) for each in notes],
+        "said": plain(speed_lines(report)),
         "lines": plain(node_lines(report, notes)),
         "whole": plain(whole),
         "text": in_english(whole),
@@ -158,20 +159,13 @@ def _gained(
         gain,
         standing=standing,
         is_building=building["done"] < building["total"],
-        is_slower=session.pace.is_slower,
-        is_left=session.is_unused
-        or (
-            session.options.when_missing is not WhenMissing.NEVER
-            and any(graph.state is State.MISSING for graph in session.graphs)
-        ),
+        is_unused=session.is_unused,
+        is_left=session.options.when_missing is not WhenMissing.NEVER
+        and any(graph.state is State.MISSING for graph in session.graphs),
     )
-    if stage not in (Stage.FASTER, Stage.SAME, Stage.SLOWER):
+    if stage not in (Stage.FASTER, Stage.SAME, Stage.SLOWER, Stage.COMPILING):
         gain = None
-    return {
-        "stage": stage.value,
-        "factor": None if gain is None else round(gain.factor, 3),
-        "factor_size": None if gain is None else gain.size,
-    }
+    return {"stage": stage.value, **gain_told(gain)}
 
 
 def _standing(session: Session, parts: PartCounts) -> str:
@@ -304,8 +298,7 @@ _EMPTY: dict[str, Any] = {
     "learned": False,
     "standing": "eager",
     "stage": Stage.NORMAL.value,
-    "factor": None,
-    "factor_size": None,
+    **gain_told(None),
     "speed": None,
     "misses": [],
     "disk_bytes": 0,

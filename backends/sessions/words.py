@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import ROUND_HALF_UP, Decimal
 from textwrap import shorten
 from typing import Any
 
 from ..building.pacing import BuildProgress
 from ..reasons import Reason
-from ..runtime.gains import FASTER
+from ..runtime.gains import Gain
 from ..runtime.pace import EAGER
 from ..several_cards.report import card_lines, why_lines
 from .lines import Line, line
@@ -44,11 +45,11 @@ def report_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
     parts, captured = report["regions"], _captured(report["captured"])
     if not parts["total"]:
         stands = _stands(report, told=bool(notes))
-        lines = [*_unused(report), *_speed(report), *stands, *captured, *notes]
+        lines = [*_unused(report), *speed_lines(report), *stands, *captured, *notes]
         return lines or [line("nothing_to_report")]
     parts_by = "parts_learned_by" if report["learned"] else "parts_by"
     parts_line = line(parts_by, **_model(report), backend=report["backend"])
-    lines = [*_unused(report), *_speed(report), parts_line]
+    lines = [*_unused(report), *speed_lines(report), parts_line]
     for entry in report["eager"]:
         told = {"places": entry["places"], "reason": entry["reason"]}
         lines.append(line("not_compiled", total=parts["total"], **told))
@@ -201,7 +202,7 @@ def _headline(report: dict[str, Any]) -> list[Line]:
         return [line("ready")]
     if report["stage"] == Stage.WAITING and _was_plain(report):
         return []
-    return _speed(report)
+    return speed_lines(report)
 
 
 def _unused(report: dict[str, Any]) -> list[Line]:
@@ -214,8 +215,23 @@ def _was_plain(report: dict[str, Any]) -> bool:
     return report["speed"] is not None and report["speed"]["form"] == EAGER
 
 
-def _speed(report: dict[str, Any]) -> list[Line]:
-    """The time of a step; nothing while it is not known."""
+def gain_told(gain: Gain | None) -> dict[str, Any]:
+    """Return a gain as JSON-plain data: `times` is its factor as people read it, everywhere."""
+    if gain is None:
+        return {"factor": None, "times": None, "verdict": None, "factor_size": None}
+    times = Decimal(str(gain.factor)).quantize(Decimal("0.1"), ROUND_HALF_UP)
+    told = {"factor": gain.factor, "times": str(times), "verdict": gain.verdict.value}
+    return {**told, "factor_size": gain.size}
+
+
+def compared(told: dict[str, Any], ms: float, eager_ms: float) -> Line:
+    """Say what a step takes beside one without us; `told`: of their gain."""
+    times = {"now": duration(ms), "eager": duration(eager_ms)}
+    return line(f"speed_{told['verdict']}", factor=told["times"], **times)
+
+
+def speed_lines(report: dict[str, Any]) -> list[Line]:
+    """Say what a step takes; nothing while it is not known."""
     speed = report["speed"]
     if speed is None:
         return []
@@ -223,17 +239,13 @@ def _speed(report: dict[str, Any]) -> list[Line]:
     now = duration(ms)
     if speed["form"] == EAGER:
         return [line("speed_eager", now=now)]
-    if eager_ms is None:
-        factor, size = report["factor"], report["factor_size"]
-        if factor is None or factor < FASTER:
-            return [line("speed_alone", now=now)]
-        return [line("speed_nearest", factor=f"{factor:.1f}", size=size, now=now)]
-    eager = duration(eager_ms)
-    if eager_ms >= FASTER * ms:
-        return [line("speed_faster", factor=f"{eager_ms / ms:.1f}", now=now, eager=eager)]
-    if ms >= FASTER * eager_ms:
-        return [line("speed_slower", now=now, eager=eager)]
-    return [line("speed_same", now=now)]
+    if report["factor"] is None:
+        return [line("speed_alone", now=now)]
+    if eager_ms is not None:
+        return [compared(report, ms, eager_ms)]
+    if report["factor_size"] == speed["size"]:  # in calls of other prompts
+        return [line("speed_known", factor=report["times"], now=now)]
+    return [line("speed_nearest", factor=report["times"], size=report["factor_size"], now=now)]
 
 
 def _why_slower(report: dict[str, Any]) -> list[Line]:

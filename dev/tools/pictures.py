@@ -24,9 +24,10 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
+from backends.runtime.gains import Figure, gain_of
 from backends.sessions.lines import in_english, plain
 from backends.sessions.stages import Stage
-from backends.sessions.words import node_lines, report_lines
+from backends.sessions.words import gain_told, node_lines, report_lines, speed_lines
 
 from .chromium import find_chromium
 from .host import Server
@@ -145,8 +146,7 @@ def as_measured(snapshot: dict[str, Any]) -> dict[str, Any]:
         **model,
         "standing": "compiled",
         "stage": Stage.FASTER.value,
-        "factor": round(eager / ms["compiled"], 3),
-        "factor_size": SIZE,
+        **gain_told(gain_of(Figure(ms["compiled"]), Figure(eager), SIZE)),
         "speed": {"form": "compiled", "size": SIZE, "ms": ms},
         "regions": kept["regions"],
         "eager": [],
@@ -156,7 +156,8 @@ def as_measured(snapshot: dict[str, Any]) -> dict[str, Any]:
         "notes": [],
     }
     whole = report_lines(model, [])
-    model |= {"lines": plain(node_lines(model, [])), "whole": plain(whole)}
+    model |= {"said": plain(speed_lines(model)), "whole": plain(whole)}
+    model["lines"] = plain(node_lines(model, []))
     model["text"] = in_english(whole)
     files, size = kept["builds"] + kept["loads"], kept["disk_bytes"]
     (stored,) = snapshot["stored"]

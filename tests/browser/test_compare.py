@@ -20,6 +20,11 @@ from warmgraph_tools.page import TAB_BUTTON, Page
 MODEL = "sd_xl_base_1.0.safetensors"
 BUTTON = ".warmgraph-tab [data-action=compare]"
 DIALOG = "dialog.warmgraph-report"
+#: What the badges of our node say.
+BADGES = (
+    "app.rootGraph.nodes.find((n) => n.comfyClass === 'WarmgraphCompileModel').badges"
+    ".map((badge) => (typeof badge === 'function' ? badge() : badge).text)"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +50,7 @@ def _pictures(server: Server, folder: str) -> list[Path]:
 
 def _open_small(page: Page, *, seed: int) -> None:
     page.open_shipped("text_to_image")
-    page.set_widget("KSampler", "steps", 4)  # fewer say nothing of a step's time
+    page.set_widget("KSampler", "steps", 6)  # fewer than four say nothing of a step's time
     page.set_widget("KSampler", "seed", seed)
     page.set_widget("KSampler", "control_after_generate", "fixed")
     for side in ("width", "height"):
@@ -76,7 +81,9 @@ def test_both_images_are_shown_with_their_times_and_their_difference(
         f"return [...document.querySelectorAll('{DIALOG} img')].map((e) => [e.src, e.naturalWidth])"
     )
     assert [width for _, width in sides] == [128, 128]
-    assert re.search(r"SDXL, 128x128: \d+\.\dx", text), text
+    (model,) = _own_models(server)
+    (speed,) = (each["text"] for each in model["said"])
+    assert f"SDXL, 128x128: {speed}" in text and model["factor_size"] == "128x128"
     assert re.search(r"took .+ with Warmgraph, .+ without", text), text
     assert "With Warmgraph" in text and "Without Warmgraph" in text
 
@@ -89,6 +96,10 @@ def test_both_images_are_shown_with_their_times_and_their_difference(
     assert page.run("return document.activeElement.dataset.action") == "close"
     page.press("Escape")
     page.wait_for(f"!document.querySelector({DIALOG!r})")
+    badge = {"faster": "{}x", "same": "about as fast", "slower": "⚠ {}x"}[model["stage"]]
+    page.wait_for(f"{BADGES}.includes({badge.format(model['times'])!r})")
+    for shown in (".warmgraph-tab article", ".warmgraph-status"):
+        page.wait_for(f"document.querySelector('{shown}').innerText.includes({speed!r})")
 
 
 def test_a_comparison_leaves_the_page_and_the_model_as_they_were(

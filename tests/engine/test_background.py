@@ -39,8 +39,8 @@ def test_first_image_is_eagers_very_image_while_nothing_is_ready(
     lab = make_lab()
     with lab.held():
         model = Probed(lab, host, when_missing="background")
-        image = model.sample(steps=3)
-        assert torch.equal(image, model.sample(model.plain, steps=3))
+        image = model.sample(steps=4)
+        assert torch.equal(image, model.sample(model.plain, steps=4))
         report = model.report()
         assert report["regions"]["compiled"] == report["calls"]["compiled"] == 0
         assert [entry["reason"] for entry in report["eager"]] == ["it is being loaded"]
@@ -48,10 +48,10 @@ def test_first_image_is_eagers_very_image_while_nothing_is_ready(
         assert eager["form"] == "eager" and eager["ms"]["eager"] > 0 and len(eager["ms"]) == 1
         assert report["standing"] == "building"
     lab.settle()
-    model.check(steps=3)
+    model.check(steps=4)
     assert lab.counts(model.model) == (0, len(KINDS), 0)
     for each in (model.model, lab.compiled(model.plain)):  # as after a changed LoRA: a new session
-        model.sample(each, steps=3)
+        model.sample(each, steps=4)
         speed = lab.engine.report(each)["speed"]
         assert lab.engine.report(each)["standing"] == "compiled"
         assert speed["form"] == "compiled" and speed["ms"]["compiled"] > 0
@@ -59,14 +59,14 @@ def test_first_image_is_eagers_very_image_while_nothing_is_ready(
     overview = lab.engine.overview  # it has the runs of the lab that this one is a copy of, too
     runs = overview.details()["runs"][-overview.snapshot()["runs_made"] :]
     assert [(run["form"], run["steps"]) for run in runs] == [
-        ("eager", 3),
-        *[("compiled", 3)] * (len(runs) - 1),
+        ("eager", 4),
+        *[("compiled", 4)] * (len(runs) - 1),
     ]
     assert len(runs) >= 4 and runs[-1]["eager_ms"] == runs[-2]["eager_ms"] > 0
     again = Probed(lab.copy_to(lab.root.with_name("restarted")), host)
-    again.sample(steps=3)
+    again.sample(steps=4)
     after = again.report()["speed"]
-    assert after["ms"]["eager"] == speed["ms"]["eager"] <= eager["ms"]["eager"]
+    assert after["ms"]["eager"] == speed["ms"]["eager"] == eager["ms"]["eager"]
     assert after["form"] == "compiled" and again.lab.jobs() == 0
     again.lab.engine.close()
 
@@ -77,14 +77,14 @@ def test_with_backend_eager_nothing_is_done_but_to_time_the_steps(
     """So a user whose graphs were there from the first image on learns what they save."""
     lab = make_lab()
     model = Probed(lab, host, backend="eager")
-    assert torch.equal(model.sample(steps=3), model.sample(model.plain, steps=3))
+    assert torch.equal(model.sample(steps=4), model.sample(model.plain, steps=4))
     report = model.report()
     assert report["notes"] == ["the compiler is off, to compare"] and report["standing"] == "eager"
     assert report["regions"]["total"] == lab.jobs() == 0
     assert report["speed"]["form"] == "eager" and list(report["speed"]["ms"]) == ["eager"]
-    quickest = report["speed"]["ms"]["eager"]
+    eager = report["speed"]["ms"]["eager"]
     (run,) = lab.engine.overview.details()["runs"][-1:]
-    assert run["form"] == "eager" and 0 < run["eager_ms"] <= quickest
+    assert run["form"] == "eager" and run["eager_ms"] == run["ms"] == pytest.approx(eager, abs=1e-3)
 
 
 def _steps(model: Probed, callback: Callable[..., None], steps: int) -> torch.Tensor:

@@ -104,7 +104,7 @@ def test_a_model_that_only_lends_a_merge_its_weights_is_told_as_unused(
         assert time.monotonic() < end
         time.sleep(0.1)
     told = report()
-    assert told["stage"] != "ready" and told["lines"][0]["text"] == ENGLISH["unused"]
+    assert told["stage"] == "unused" and told["lines"][0]["text"] == ENGLISH["unused"]
     graph["7"]["inputs"] |= {"model1": ["2", 0], "model2": ["1", 0]}
     server.run(graph)
     assert not report()["unused"]

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  computedAlone, largestDifference, picturePairs, stepPairs, wholeMs,
+  computedAlone, largestDifference, picturePairs, wholeMs,
 } from "../../web/js/compare_facts.js"; // prettier-ignore
 
 const A = { filename: "a.png", subfolder: "", type: "output" };
@@ -28,24 +28,6 @@ test("the whole of a prompt is from its begin to its end", () => {
     ["execution_success", { timestamp: 3500 }],
   ];
   assert.equal(wholeMs({ status: { messages } }), 2500);
-});
-
-test("a step with us stands beside one of the same model and size in the run without", () => {
-  const entry = (begin, end) => ({
-    status: {
-      messages: [["execution_start", { timestamp: begin }], ["execution_success", { timestamp: end }]],
-    },
-  });
-  const run = (at, ms, more = {}) => ({ at, ms, model: "SDXL", size: "64x64", batch: 1, ...more });
-  const [first, second] = [entry(100_400, 108_000), entry(109_600, 118_300)];
-  const pairs = (...runs) => stepPairs(first, second, runs).map(({ run, eager }) => [run.ms, eager]);
-  assert.deepEqual(pairs(run(90, 1), run(108, 20), run(118, 60), run(125, 3)), [[20, 60]]);
-  assert.deepEqual(
-    pairs(run(104, 20), run(107, 30), run(114, 60), run(118, 70)), [[20, 60], [30, 70]],
-  ); // prettier-ignore
-  assert.deepEqual(pairs(run(108, 20), run(118, 60, { size: "128x128" })), []);
-  assert.deepEqual(pairs(run(108, null), run(118, 60)), []);
-  assert.deepEqual(pairs(run(100.2, 5), run(108, null), run(118, 60)), [], "the prompt before");
 });
 
 test("the largest difference is that of one value, whichever is larger", () => {

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from warmgraph_backends.runtime.gains import Gain
+from warmgraph_backends.runtime.gains import Figure, Gain
 from warmgraph_backends.runtime.pace import FEWEST_CALLS, Times
 from warmgraph_backends.sessions import eager_times as room
 from warmgraph_backends.sessions.eager_times import FILE_NAME, KEPT, EagerTimes
 
-SIZE = ((2, 4, 8, 8), (2,), (2, 77, 64))
+SIZE = ((2, 4, 8, 8),)
 
 
 @pytest.fixture(autouse=True)
@@ -32,22 +32,23 @@ def attached(root: torch.nn.Module, name: str = "SDXL", dtype: torch.dtype = tor
 
 
 def measure(times: Times, milliseconds: float) -> None:
+    run = object()
     for _ in range(FEWEST_CALLS):
-        times.add(SIZE, milliseconds)
+        times.add(SIZE, milliseconds, run)
 
 
 def test_they_survive_a_restart_and_new_ones_take_their_place(tmp_path: Path) -> None:
     root = torch.nn.Linear(4, 4)
     before = EagerTimes(tmp_path, "gpu")
-    assert before.of(attached(root)).quickest(SIZE) is None
+    assert before.of(attached(root)).figure(SIZE) is None
     measure(before.of(attached(root)), 61.0)
     before.keep(root)
     again, same = EagerTimes(tmp_path, "gpu"), torch.nn.Linear(4, 4)
     times = again.of(attached(same))
-    assert times.quickest(SIZE) == 61.0 and times.typical(SIZE) is None
-    measure(times, 50.0)
+    assert times.figure(SIZE) == Figure(61.0)
+    measure(times, 70.0)
     again.keep(same)
-    assert EagerTimes(tmp_path, "gpu").of(attached(torch.nn.Linear(4, 4))).quickest(SIZE) == 50.0
+    assert EagerTimes(tmp_path, "gpu").of(attached(root)).figure(SIZE) == Figure(70.0)
 
 
 def test_what_steps_gain_survives_a_restart(tmp_path: Path) -> None:
@@ -55,22 +56,25 @@ def test_what_steps_gain_survives_a_restart(tmp_path: Path) -> None:
     before = EagerTimes(tmp_path, "gpu")
     measure(before.of(attached(root)), 61.0)
     before.keep(root)
-    other = ((2, 4, 16, 16), (2,), (2, 77, 64))
-    for size, gain in ((SIZE, Gain(3.0, "64x64")), (other, Gain(2.0, "128x128"))):
+    other = ((2, 4, 16, 16),)
+    for size, gain in ((SIZE, Gain(3.0, "64x64", 0.2)), (other, Gain(2.0, "128x128"))):
         before.of(attached(root)).gains.note(size, gain)
     before.keep(root)
     again = EagerTimes(tmp_path, "gpu").of(attached(torch.nn.Linear(4, 4)))
-    assert again.gains.all() == {SIZE: Gain(3.0, "64x64")}  # of the other nothing was measured
-    assert again.gains.nearest(other) == Gain(3.0, "64x64")
+    assert again.gains.all() == {SIZE: Gain(3.0, "64x64", 0.2)}  # of the other nothing was measured
+    assert again.gains.nearest(other) == Gain(3.0, "64x64", 0.2)
 
 
-def test_files_of_before_gains_were_kept_are_read(tmp_path: Path) -> None:
+def test_quickest_times_as_they_once_were_kept_are_compared_with_nothing(tmp_path: Path) -> None:
     root = torch.nn.Linear(4, 4)
     before = EagerTimes(tmp_path, "gpu")
     measure(before.of(attached(root)), 61.0)
     before.keep(root)
     plain = json.loads((tmp_path / FILE_NAME).read_text())
-    assert [[len(entry) for entry in entries] for entries in plain.values()] == [[2]]
+    assert [[len(entry) for entry in entries] for entries in plain.values()] == [[3]]
+    for old in ([SIZE, 61.0], [SIZE, 61.0, 3.0, "64x64"]):
+        (tmp_path / FILE_NAME).write_text(json.dumps({name: [old] for name in plain}))
+        assert EagerTimes(tmp_path, "gpu").of(attached(root)).figure(SIZE) is None
 
 
 def test_another_machine_model_size_dtype_or_start_has_its_own(
@@ -82,7 +86,8 @@ def test_another_machine_model_size_dtype_or_start_has_its_own(
     before.keep(root)
 
     def known(machine: str, each: Any) -> float | None:
-        return EagerTimes(tmp_path, machine).of(each).quickest(SIZE)
+        found = EagerTimes(tmp_path, machine).of(each).figure(SIZE)
+        return None if found is None else found.ms
 
     assert known("gpu", attached(torch.nn.Linear(4, 4))) == 61.0
     assert known("another gpu", attached(torch.nn.Linear(4, 4))) is None
@@ -118,9 +123,9 @@ def test_nothing_is_written_without_news_and_few_models_are_kept(tmp_path: Path)
         "{",
         '{"a": 1}',
         '{"a": [[1, 2.0]]}',
-        '{"a": [[[[1]], -2.0]]}',
+        '{"a": [[[[1]], -2.0, 0.0]]}',
         "[" * 9999,
-        '{"a": [[[[1]], 2.0, 0.0, "64x64"]]}',
+        '{"a": [[[[1]], 2.0, 0.1, 0.0, "64x64", 0.0]]}',
     ],
 )
 def test_a_file_that_is_not_as_it_was_written_is_none(tmp_path: Path, text: str) -> None:
@@ -129,4 +134,5 @@ def test_a_file_that_is_not_as_it_was_written_is_none(tmp_path: Path, text: str)
     root = torch.nn.Linear(4, 4)
     measure(times.of(attached(root)), 2.0)
     times.keep(root)
-    assert EagerTimes(tmp_path, "gpu").of(attached(torch.nn.Linear(4, 4))).quickest(SIZE) == 2.0
+    times = EagerTimes(tmp_path, "gpu").of(attached(torch.nn.Linear(4, 4)))
+    assert times.figure(SIZE) == Figure(2.0)

@@ -13,6 +13,7 @@ import pytest
 
 from warmgraph_backends.runtime.pace import COMPILED, EAGER, EXACT, TimedRun
 from warmgraph_backends.sessions import history as room
+from warmgraph_backends.sessions.comparison import comparison
 from warmgraph_backends.sessions.history import FILE_NAME, KEPT, TOLD, History
 
 
@@ -23,13 +24,14 @@ def session(run: TimedRun | None, counts: tuple[int, int] = (0, 0)) -> Any:
 
 
 def run(steps: int = 20, ms: float | None = 31.25, **changes: Any) -> TimedRun:
-    return TimedRun("1024x1024", 2, steps, COMPILED, ms, 61.0)._replace(**changes)
+    known = TimedRun("1024x1024", 2, steps, COMPILED, ms, 0.5, busy=False, eager_ms=61.0)
+    return known._replace(**changes)
 
 
 def test_a_run_is_told_as_plain_data_and_survives_a_restart(tmp_path: Path) -> None:
     history = History(tmp_path, clock=lambda: 1_790_000_000.6)
     assert history.runs() == [] and not history.note(session(None)) and history.version == 0
-    assert history.note(session(run(), (23, 1))) and history.version == 1
+    assert history.note(session(run(), (23, 1)), "a prompt") and history.version == 1
     entry = {
         "at": 1_790_000_000.6,
         "model": "SDXL",
@@ -38,9 +40,12 @@ def test_a_run_is_told_as_plain_data_and_survives_a_restart(tmp_path: Path) -> N
         "steps": 20,
         "form": "compiled",
         "ms": 31.25,
+        "noise": 0.5,
+        "busy": False,
         "eager_ms": 61.0,
         "builds": 23,
         "misses": 1,
+        "prompt": "a prompt",
     }
     assert history.runs() == [entry]
     assert History(tmp_path).runs() == [entry]
@@ -49,7 +54,7 @@ def test_a_run_is_told_as_plain_data_and_survives_a_restart(tmp_path: Path) -> N
 def test_few_runs_are_kept_and_the_file_stays_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert 2 * KEPT * 300 < room._MAX_BYTES, "a line has 200 characters"
+    assert 2 * KEPT * 400 < room._MAX_BYTES, "a line has 300 characters"
     monkeypatch.setattr(room, "KEPT", TOLD)
     history = History(tmp_path)
     for steps in range(1, 4 * TOLD + 6):
@@ -73,6 +78,7 @@ def test_what_a_day_saved_is_of_measured_pairs_alone(tmp_path: Path) -> None:
         run(5, 81.0, batch=1),  # slower: it counts as such
         run(20, None),
         run(20, 31.0, eager_ms=None),
+        run(20, 31.0, busy=True),
         run(20, 61.0, form=EAGER),
     ):
         history.note(session(each))
@@ -87,6 +93,60 @@ def test_a_day_of_many_runs_is_told_whole_and_few_of_them_one_by_one(tmp_path: P
         history.note(session(run(batch=1)))
     assert len(history.runs()) == TOLD
     assert history.saved_today()["runs"] == History(tmp_path).saved_today()["runs"] == 212
+
+
+def _compared(history: History) -> tuple[list[tuple[str, ...]], list[str]]:
+    """What the comparison of two prompts says: an image, its factor and the sentence of each."""
+    told = comparison(history.compared("with", "without"))
+    steps = [(each["size"], each["times"], each["said"]["text"]) for each in told["steps"]]
+    return steps, told["notes"]
+
+
+def test_a_comparison_is_of_the_two_prompts_own_runs(tmp_path: Path) -> None:
+    """Other prompts' runs of the same image lie before, between and after them."""
+    history = History(tmp_path)
+
+    def note(prompt: str | None, *runs: TimedRun) -> None:
+        for each in runs:
+            history.note(session(each), prompt)
+
+    small = {"size": "512x512", "batch": 1}
+    plain = {"form": EAGER, "eager_ms": None}
+    note("other", run(20, 9.0), run(20, 99.0, **plain))
+    note("with", run(20, 30.0), run(20, 10.0, **small), run(8, 32.0))
+    note(None, run(20, 9.0), run(20, 99.0, **plain))
+    assert _compared(history) == ([], ["no_step"])
+    note("without", run(20, 60.0, **plain), run(20, 10.2, **plain, **small), run(8, 28.0, **plain))
+    note("later", run(20, 99.0, **plain))
+    for each in (history, History(tmp_path)):
+        assert _compared(each) == (
+            [
+                ("1024x1024", "2.0", "2.0x faster: 30 ms a step instead of 60 ms"),
+                ("512x512", "1.0", "about as fast: 10 ms a step, 10 ms without"),
+                ("1024x1024", "0.9", "0.9x, slower here: 32 ms a step instead of 28 ms"),
+            ],
+            [],
+        )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "notes"),
+    [
+        ({"ms": None}, {}, ["no_step"]),
+        ({}, {"ms": None}, ["no_step"]),
+        ({}, {"size": "512x512"}, ["no_step"]),
+        ({"busy": True}, {}, ["busy"]),
+        ({}, {"busy": True}, ["busy"]),
+        ({"form": EAGER}, {}, ["partly"]),
+    ],
+)
+def test_runs_that_are_not_alike_are_not_compared(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], notes: list[str]
+) -> None:
+    history = History(tmp_path)
+    history.note(session(run(**first)), "with")
+    history.note(session(run(**{"form": EAGER, **second})), "without")
+    assert _compared(history) == ([], notes)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +177,8 @@ def test_lines_that_are_no_runs_are_passed_over(tmp_path: Path, bad: bytes) -> N
         ("batch", True),
         ("model", "x" * 300),
         ("form", "magic"),
+        ("busy", 1),
+        ("prompt", 7),
         ("more", 1),
     ],
 )

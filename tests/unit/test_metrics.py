@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+_PLAIN = {"compiled": 0, "eager": 2}
 SNAPSHOT: dict[str, Any] = {
     "builds": 3,
     "loads": 20,
@@ -22,9 +23,10 @@ SNAPSHOT: dict[str, Any] = {
             "id": "model-1",
             "model": 'My "own"\n',
             "speed": {"ms": {"eager": 61.0, "compiled": 31.0}},
+            "factor": 1.968,
             "regions": {"compiled": 113, "eager": 1},
         },
-        {"id": "vae-2", "model": "VAE", "speed": None, "regions": {"compiled": 0, "eager": 2}},
+        {"id": "vae-2", "model": "VAE", "speed": None, "factor": None, "regions": _PLAIN},
     ],
 }
 
@@ -47,8 +49,9 @@ def test_every_figure_has_a_name_and_its_unit(metrics: ModuleType) -> None:
     assert found[("warmgraph_builds_left",)] == 3 and found[("warmgraph_workers",)] == 2
     named = ("id", "model-1"), ("model", 'My "own"\n')
     assert found[("warmgraph_step_seconds", ("form", "compiled"), *named)] == 0.031
+    assert found[("warmgraph_speed_ratio", *named)] == 1.968
     assert found[("warmgraph_parts", *named, ("state", "eager"))] == 1
-    assert not any("vae-2" in str(key) for key in found if key[0] == "warmgraph_step_seconds")
+    assert not any("vae-2" in str(key) for key in found if "speed" in key[0] or "step" in key[0])
 
 
 def test_without_the_library_nothing_is_offered(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from warmgraph_backends.reasons import of
+from warmgraph_backends.runtime.gains import Figure, Gain, gain_of
 from warmgraph_backends.sessions import words
 from warmgraph_backends.sessions.lines import ENGLISH, Line, in_english, line, plain
 
@@ -19,8 +20,7 @@ REPORT: dict[str, Any] = {
     "learned": False,
     "standing": "partly",
     "stage": "faster",
-    "factor": 2.0,
-    "factor_size": "1024x1024",
+    **words.gain_told(Gain(2.0, "1024x1024")),
     "when_missing": "background",
     "graphs": "",
     "regions": {"total": 203, "compiled": 200, "eager": 3},
@@ -108,8 +108,8 @@ def test_the_node_says_how_quick_it_is_how_far_and_what_is_not_compiled() -> Non
         (("compiled", 31.2, None), "2.0x faster at 1024x1024; 31 ms a step here"),
         (("exact", 9.94, 12.0), "1.2x faster: 9.9 ms a step instead of 12 ms"),
         (("compiled", 2899.0, 3875.0), "1.3x faster: 2.90 s a step instead of 3.88 s"),
-        (("compiled", 60.0, 61.0), "60 ms a step, about normal speed"),
-        (("compiled", 70.0, 61.0), "slower here: 70 ms a step, without this node 61 ms"),
+        (("compiled", 60.0, 61.0), "about as fast: 60 ms a step, 61 ms without"),
+        (("compiled", 70.0, 61.0), "0.9x, slower here: 70 ms a step instead of 61 ms"),
     ],
 )
 def test_a_speed_is_told_as_it_was_measured(
@@ -117,15 +117,22 @@ def test_a_speed_is_told_as_it_was_measured(
 ) -> None:
     form, ms, eager = speed
     times = ({} if eager is None else {"eager": eager}) | {form: ms}
-    told = {"form": form, "size": "", "ms": times}
-    assert _on_node(speed=told)[0] == _whole(speed=told)[0] == said
+    gain = Gain(2.0, "1024x1024") if eager is None else gain_of(Figure(ms), Figure(eager), "64x64")
+    told = {"speed": {"form": form, "size": "64x64", "ms": times}, **words.gain_told(gain)}
+    assert _on_node(**told)[0] == _whole(**told)[0] == said
     assert not any("a step" in each for each in _on_node(speed=None))
 
 
 def test_nothing_is_said_of_a_factor_that_is_not_known() -> None:
-    told = {"form": "compiled", "size": "", "ms": {"compiled": 31.2}}
-    for factor in (None, 1.01, 0.9):
-        assert _on_node(speed=told, factor=factor)[0] == "31 ms a step"
+    told = {"form": "compiled", "size": "1024x1024", "ms": {"compiled": 31.2}}
+    assert _on_node(speed=told, **words.gain_told(None))[0] == "31 ms a step"
+    assert _on_node(speed=told)[0] == "2.0x faster; 31 ms a step"  # of other calls at this size
+
+
+def test_a_factor_is_the_same_text_everywhere() -> None:
+    """A half is rounded up, as people do and pages: Python's own way is to the even digit."""
+    told = [words.gain_told(Gain(factor, ""))["times"] for factor in (1.25, 2.65, 0.949, 12.04)]
+    assert told == ["1.3", "2.7", "0.9", "12.0"]
 
 
 def test_what_a_step_takes_before_anything_is_compiled_is_no_news() -> None:
@@ -135,14 +142,15 @@ def test_what_a_step_takes_before_anything_is_compiled_is_no_news() -> None:
     quick = {**compiling, "speed": REPORT["speed"]}
     assert _on_node(**quick)[1] == "2.0x faster: 31 ms a step instead of 61 ms"
     alone = {"form": "compiled", "size": "", "ms": {"compiled": 61.0}}
-    assert len(_on_node(**{**compiling, "speed": alone})) == 1
+    assert len(_on_node(**{**compiling, "speed": alone}, **words.gain_told(None))) == 1
 
 
 def test_who_is_slower_is_told_why_where_that_is_known() -> None:
     slow = {"form": "compiled", "size": "", "ms": {"compiled": 70.0, "eager": 61.0}}
-    said = _on_node(stage="slower", speed=slow, factor=0.87)
+    gain = words.gain_told(Gain(0.87, ""))
+    said = _on_node(stage="slower", speed=slow, **gain)
     assert said[-1] == ("likely because steps are not replayed: weights moved since the last step")
-    assert not any("likely" in each for each in _on_node(stage="same", speed=slow, factor=0.87))
+    assert not any("likely" in each for each in _on_node(stage="same", speed=slow, **gain))
 
 
 @pytest.mark.parametrize(

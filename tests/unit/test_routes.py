@@ -29,6 +29,7 @@ REFUSED = [
     ("builds", b" " * 70_000, "application/json", "refused_size"),
     ("places", b'{"prompt": []}', "application/json", "refused_table"),
     ("plain", b"3", "application/json", "refused_table"),
+    ("compared", b'{"first": 3}', "application/json", "refused_text"),
     ("settings", b"[]", "application/json", "refused_settings"),
     ("settings", b'{"worker": 3}', "application/json", "refused_choice"),
     ("settings", b'{"workers": 65}', "application/json", "refused_whole"),

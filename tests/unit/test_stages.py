@@ -38,8 +38,11 @@ QUICK = Speed(COMPILED, "64x64", {COMPILED: 31.0})
         (RAN, QUICK, 1.3, "partly", {}, "faster"),
         (NONE, QUICK, 1.2, "replayed", {}, "faster"),
         (RAN, QUICK, 1.01, "compiled", {}, "same"),
-        (RAN, QUICK, 0.8, "compiled", {}, "same"),  # not for three runs yet
-        (RAN, QUICK, 0.8, "compiled", {"is_slower": True}, "slower"),
+        (RAN, QUICK, 0.8, "compiled", {}, "slower"),
+        (RAN, QUICK, 1.2, "compiled", {"noise": 0.3}, "same"),
+        (RAN, QUICK, 0.8, "compiled", {"noise": 0.3}, "same"),
+        (NEW, None, None, "waiting", {"is_unused": True}, "unused"),
+        (LEFT, None, None, "building", {"is_unused": True, "is_building": True}, "compiling"),
         (LEFT, PLAIN, None, "eager", {}, "normal"),
         (PartCounts(0, 0, 8, []), PLAIN, None, "waiting", {}, "normal"),
     ],
@@ -52,6 +55,6 @@ def test_a_model_is_at_one_stage(
     more: dict[str, Any],
     stage: str,
 ) -> None:
-    told = {"is_building": False, "is_slower": False, "is_left": False, **more}
-    gain = None if factor is None else Gain(factor, "64x64")
+    told = {"is_building": False, "is_unused": False, "is_left": False, **more}
+    gain = None if factor is None else Gain(factor, "64x64", told.pop("noise", 0.0))
     assert stage_of(parts, speed, gain, standing=standing, **told).value == stage

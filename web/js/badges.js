@@ -1,14 +1,17 @@
 /** What a badge says of models, in a few words: plain data out of reports. */
-import { percent, tenths } from "./format.js";
+import { percent } from "./format.js";
 import { words } from "./words.js";
 
 /** Which badge is shown where several are true, the first first, and how it looks. */
 const TONES = {
   attention: "attention",
+  slower: "attention",
+  unused: "attention",
   paused: "busy",
   compiling: "busy",
-  factor: "good",
+  faster: "good",
   ready: "good",
+  same: "plain",
   normal: "plain",
 };
 
@@ -18,11 +21,10 @@ const TONES = {
  * @returns {{text: string, tone: string} | undefined}
  */
 export function badgeOf(reports, isWarned) {
-  const kindOf = ({ id, stage, factor, building }) => {
-    if (stage === "slower") return "attention";
+  const kindOf = ({ id, stage, building }) => {
     if (stage === "normal" || !id) return isWarned ? "attention" : "normal";
     if (stage === "compiling" && building.paused) return "paused";
-    return factor ? "factor" : stage;
+    return stage;
   };
   const kinds = reports.map(kindOf);
   const kind = Object.keys(TONES).find((each) => kinds.includes(each));
@@ -34,6 +36,6 @@ export function badgeOf(reports, isWarned) {
 }
 
 function factorsOf(reports) {
-  const factors = reports.map(({ factor }) => factor).sort((a, b) => b - a);
-  return [...new Set(factors.map((each) => `${tenths(each)}x`))].join(", ");
+  const sorted = [...reports].sort((a, b) => b.factor - a.factor);
+  return [...new Set(sorted.map(({ times }) => `${times}x`))].join(", ");
 }

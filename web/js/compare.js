@@ -6,7 +6,6 @@ import { showComparison } from "./compare_dialog.js";
 import { picturesOf } from "./compare_facts.js";
 import { isOurs } from "./graph_places.js";
 import "./locale.js";
-import { fetchReports } from "./reports.js";
 import { words } from "./words.js";
 
 /** Prompts of the host's history that are looked at. */
@@ -28,8 +27,9 @@ export async function compare() {
   try {
     const first = await lastPrompt();
     const second = await finished(await queued(first));
-    const { runs = [] } = await fetchReports();
-    await showComparison(first, second, runs);
+    const [one, other] = [first, second].map(({ prompt: [, id] }) => id);
+    const compared = await post("/warmgraph/compared", { first: one, second: other });
+    if (compared) await showComparison(first, second, compared);
   } catch (error) {
     if (!(error instanceof Ended)) throw error;
     if (error.message) toast("warn", words("page.compare"), error.message, 12000);

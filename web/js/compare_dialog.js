@@ -1,13 +1,11 @@
 /** The pictures of two runs side by side, with what a step and the whole took in each. */
 import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
-import {
-  computedAlone, largestDifference, picturePairs, stepPairs, wholeMs,
-} from "./compare_facts.js"; // prettier-ignore
+import { computedAlone, largestDifference, picturePairs, wholeMs } from "./compare_facts.js";
 import { openDialog } from "./dialog.js";
 import { el } from "./elements.js";
-import { duration, tenths } from "./format.js";
-import { words } from "./words.js";
+import { duration } from "./format.js";
+import { lineText, words } from "./words.js";
 
 /** @typedef {import("./compare_facts.js").Entry} Entry */
 
@@ -17,15 +15,15 @@ const ALONE = ["page.compare_with_did", "page.compare_without_did"];
 /**
  * @param {Entry} first with us
  * @param {Entry} second without
- * @param {import("./figures.js").Run[]} runs
+ * @param {{steps: Record<string, any>[], notes: string[]}} compared the server's words on steps
  */
-export async function showComparison(first, second, runs) {
+export async function showComparison(first, second, compared) {
   const rows = await Promise.all(picturePairs(first, second).map(row));
   const times = { now: duration(wholeMs(first)), eager: duration(wholeMs(second)) };
   const workflow = workflowName(first);
   const title = workflow ? words("page.compare_of", { workflow }) : words("page.compare");
   const body = [
-    ...stepTexts(stepPairs(first, second, runs)),
+    ...stepTexts(compared),
     el("div", { class: "warmgraph-compare", role: "group", "aria-label": title, tabindex: 0 }, ...rows),
     el("p", {}, words("page.compare_whole", times)),
     ...computedAlone(first, second).map((kinds, place) => {
@@ -49,15 +47,12 @@ function titleOf(kind) {
   return /** @type {any} */ (window).LiteGraph?.registered_node_types[kind]?.title ?? kind;
 }
 
-function stepTexts(pairs) {
-  const compiled = pairs.filter(({ run }) => run.form !== "eager");
-  const texts = compiled.map(({ run, eager }) => {
-    const times = { now: duration(run.ms), eager: duration(eager), factor: tenths(eager / run.ms) };
-    return el("p", { class: "warmgraph-factor" }, words("page.compare_step", { ...run, ...times }));
+function stepTexts({ steps, notes }) {
+  const texts = steps.map(({ model, size, batch, said }) => {
+    const images = batch > 1 ? `${batch} x ${size}` : size;
+    return el("p", { class: "warmgraph-factor" }, `${model}, ${images}: ${lineText(said)}`);
   });
-  const isPartly = pairs.some(({ run }) => run.misses > 0) || pairs.length > compiled.length;
-  const note = isPartly ? "partly" : !texts.length && "no_step";
-  return note ? [...texts, el("p", {}, words(`page.compare_${note}`))] : texts;
+  return [...texts, ...notes.map((note) => el("p", {}, words(`page.compare_${note}`)))];
 }
 
 async function row(pair) {

@@ -7,36 +7,12 @@ const SHOWN = /\.(png|jpe?g|webp|avif|gif|mp4|webm|mov|mkv)$/i;
  * @typedef {{filename: string, subfolder?: string, type?: string}} Picture or video
  */
 
-/** When a finished prompt began and ended, in milliseconds since 1970. @param {Entry} entry */
-function spanOf({ status: { messages } }) {
-  return ["execution_start", "execution_success"].map(
+/** How long a finished prompt took, in milliseconds. @param {Entry} entry */
+export function wholeMs({ status: { messages } }) {
+  const [begin, end] = ["execution_start", "execution_success"].map(
     (name) => messages.find(([event]) => event === name)[1].timestamp,
   );
-}
-
-/** @param {Entry} entry */
-export function wholeMs(entry) {
-  const [begin, end] = spanOf(entry);
   return end - begin;
-}
-
-/**
- * Each sampler's run with us, and what a step of the same took without.
- * @param {Entry} first
- * @param {Entry} second
- * @param {import("./figures.js").Run[]} runs
- */
-export function stepPairs(first, second, runs) {
-  const [mine, others] = [first, second].map((entry) => {
-    const [begin, end] = spanOf(entry).map((ms) => ms / 1000); // as runs are noted
-    return runs.filter(({ at, ms }) => ms !== null && at >= begin && at <= end).reverse();
-  });
-  const pairs = mine.map((run) => {
-    const isSame = (each) => ["model", "size", "batch"].every((name) => each[name] === run[name]);
-    const place = others.findIndex(isSame);
-    return { run, eager: place < 0 ? 0 : others.splice(place, 1)[0].ms };
-  });
-  return pairs.filter(({ eager }) => eager).reverse();
 }
 
 /** What a node of the prompt with us is called in the one without, where it is another one there. */

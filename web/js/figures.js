@@ -7,7 +7,8 @@ const FORMS = ["eager", "exact", "compiled"];
 /**
  * @typedef {{
  *   at: number, model: string, size: string, batch: number, steps: number, form: string,
- *   ms: number | null, eager_ms: number | null, builds: number, misses: number,
+ *   ms: number | null, noise: number | null, busy: boolean, eager_ms: number | null,
+ *   builds: number, misses: number, prompt: string | null,
  * }} Run
  */
 

@@ -14,7 +14,7 @@ import { linesOf, lineText, wholeText, words } from "./words.js";
  */
 
 /** Of lines that tell what is gained. */
-const HEADLINES = new Set(["ready", "speed_faster", "speed_nearest", "speed_slower"]);
+const HEADLINES = new Set(["ready", "speed_faster", "speed_known", "speed_nearest", "speed_slower"]);
 
 /**
  * What is being compiled is a bar, and the way on where that rests.

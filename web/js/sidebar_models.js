@@ -1,7 +1,7 @@
 /** The models of this session: how far each is, how quick, and what of it is not compiled. */
 import { button, el } from "./elements.js";
 import { barsOf } from "./figures.js";
-import { duration, tenths } from "./format.js";
+import { duration } from "./format.js";
 import { nodeLink } from "./sidebar_jump.js";
 import { linesOf, lineText, reasonText, words } from "./words.js";
 
@@ -16,6 +16,7 @@ const ICONS = {
   eager: "pi-minus-circle",
   slower: "pi-exclamation-triangle",
   ready: "pi-check-circle",
+  unused: "pi-exclamation-triangle",
 };
 
 /** @param {Record<string, any>} snapshot */
@@ -56,7 +57,7 @@ function standingMark(standing) {
 function modelCard(model) {
   const { regions = { total: 0 }, speed, stage } = model;
   const standing = stage === "compiling" && model.building?.paused ? "paused" : model.standing;
-  const told = ["slower", "ready"].includes(stage) && model.standing !== "partly";
+  const told = stage === "unused" || (["slower", "ready"].includes(stage) && model.standing !== "partly");
   return el(
     "article",
     { class: "warmgraph-card", "data-key": model.id },
@@ -95,19 +96,22 @@ function leftAlone(left) {
   );
 }
 
-/** What is gained, or what to do where that is nothing. */
-function speedText({ stage, factor, factor_size: size, speed, nodes = [], by, ready }) {
+/** What is gained, in the server's words, or what to do where that is nothing. */
+function speedText({ stage, said = [], lines = [], nodes = [], by, ready }) {
   if (stage === "ready" && ready) return [el("p", {}, words("page.ready_detail"))];
-  if (stage === "slower")
-    return [
-      el("p", { class: "warmgraph-note" }, words("page.slower", { factor: tenths(1 / factor) })),
-      by !== "setting" &&
-        nodes.length > 0 &&
-        button("bypass", words("page.bypass"), { "data-nodes": JSON.stringify(nodes) }),
-    ];
-  if (stage !== "faster") return [];
-  const text = size === speed?.size ? "page.faster" : "page.faster_at";
-  return [el("p", { class: "warmgraph-factor" }, words(text, { factor: tenths(factor), size }))];
+  if (stage === "unused")
+    return lines.slice(0, 1).map((line) => el("p", { class: "warmgraph-note" }, lineText(line)));
+  if (!["faster", "same", "slower"].includes(stage)) return [];
+  const look = stage === "faster" ? "warmgraph-factor" : "warmgraph-note";
+  const texts = said.map((line) => el("p", { class: look }, lineText(line)));
+  if (stage !== "slower") return texts;
+  return [
+    ...texts,
+    el("p", { class: "warmgraph-note" }, words("page.slower_do")),
+    by !== "setting" &&
+      nodes.length > 0 &&
+      button("bypass", words("page.bypass"), { "data-nodes": JSON.stringify(nodes) }),
+  ];
 }
 
 function speedBars(name, speed) {
