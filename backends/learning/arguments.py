@@ -92,6 +92,14 @@ class Variable(NamedTuple):
         """`BATCH`, `SPACE` or `TEXT`."""
         return self.name.partition(":")[0]
 
+    def varies_with(self, other: Variable) -> bool:
+        """Tell whether it is no other size than one that may vary: that one itself, or the channels
+        of what has the latent's sides.
+        """
+        spot = self.spots[0]
+        sides = {leaf for leaf, _ in other.spots} if other.kind == SPACE else set()
+        return spot in other.spots or (self.kind == TEXT and spot[0] in sides)
+
     def smallest(self) -> Variable:
         """Return it with the growth that a model most likely accepts."""
         return self._replace(growth=_GROWTHS[self.kind][-1])
@@ -124,7 +132,9 @@ class WatchedCall:
         sided = [i for i, shape in self._tensors if len(shape) == len(first)]
         for axis in range(2, len(first)):
             alike = tuple((i, axis) for i in sided if self._shape(i)[axis] == first[axis])
-            yield _ways(f"{SPACE}:{axis}", alike, alike[:1])
+            # a length of sound may be as large as a text is wide
+            same = tuple((i, axis) for i in sided if self._shape(i)[1:] == first[1:])
+            yield _ways(f"{SPACE}:{axis}", alike, same, alike[:1])
         for i, shape in self._tensors[1:]:
             if len(shape) > 3 and i not in sided:
                 for axis in range(2, len(shape)):

@@ -96,10 +96,22 @@ class Learned(Form):
 
     def code(self) -> tuple[Callable[..., Any], ...]:
         """Code by which `reference` treats its inputs, as it is part of a graph, too."""
-        return (Learned._values, *classes_of(self.way["arguments"]))
+        return (Learned._values, Learned._check_sizes, *classes_of(self.way["arguments"]))
+
+    def _check_sizes(self, inputs: Sequence[Any]) -> None:
+        """Tell a trace that sizes of one name are equal, before code cuts one by another."""
+        first: dict[str, Any] = {}
+        for (i, piece), value in zip(self.way["order"], inputs, strict=True):
+            leaf = self._leaves[i]
+            if leaf["dtype"] != INT:
+                for dim, size in zip(pieces(leaf)[piece], value.shape, strict=True):
+                    if isinstance(dim, str):
+                        is_equal = size == first.setdefault(dim, size)
+                        torch._check(is_equal)  # type: ignore[no-untyped-call]
 
     def _values(self, inputs: Sequence[Any]) -> list[Any]:
         """The leaves of a call, from the inputs."""
+        self._check_sizes(inputs)
         found: list[Any] = []
         for i, leaf in enumerate(self._leaves):
             first: Any = inputs[self._position[i, 0]] if (i, 0) in self._position else None

@@ -100,8 +100,8 @@ class _Lesson:
     def _vary(self) -> None:
         good: list[Variable] = []
         for several in self._call.variables():
-            if any(several[0].spots[0] in each.spots for each in good):
-                continue  # it varies with one of these
+            if any(several[0].varies_with(each) for each in good):
+                continue
             for variable in several:
                 try:
                     self._run([variable])

@@ -19,6 +19,7 @@ from ..torch_api.fakes import (
     modules_stay,
     sized_fakes,
 )
+from ..torch_api.known_values import KnownValues
 from .arguments import Spot, WatchedCall
 from .blocks import mark
 from .calls import NotedCall, by_position
@@ -65,7 +66,7 @@ class MetaModel:
             LearnError: it cannot be built without data, or is another pack's.
         """
         self.dtype = dtype
-        self._mode = sized_fakes()
+        self._mode, self._values = sized_fakes(), KnownValues()
         try:
             with self.fakes():
                 self.root = make(getattr(torch, dtype))
@@ -85,7 +86,7 @@ class MetaModel:
     @contextlib.contextmanager
     def fakes(self) -> Iterator[None]:
         """Until this ends, tensors are this twin's fakes."""
-        with self._mode, torch.no_grad(), errors_unsaid(), modules_stay():
+        with self._mode, self._values, torch.no_grad(), errors_unsaid(), modules_stay():
             yield
 
     def step(

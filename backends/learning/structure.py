@@ -21,7 +21,7 @@ from .values import name_of
 
 _BACKENDS = Path(__file__).resolve().parents[1]
 _ROOMS = ("learning", "code")
-_OF_TORCH = ("torch_api/fakes.py", "torch_api/guarding.py")
+_OF_TORCH = ("torch_api/fakes.py", "torch_api/guarding.py", "torch_api/known_values.py")
 _PLAIN = (bool, int, float, str, type(None))
 
 

@@ -40,9 +40,11 @@ def errors_unsaid() -> Iterator[None]:
 
 @contextlib.contextmanager
 def modules_stay() -> Iterator[None]:
-    """Leave modules moved to where they are: torch would replace each fake, and cannot."""
+    """Leave modules moved to where they are: torch would replace each fake, and cannot. Nothing is
+    loaded into them: a model without data has no file.
+    """
     module: Any = torch.nn.Module
-    move = module._apply
+    move, load = module._apply, module.load_state_dict
 
     def moved(self: torch.nn.Module, change: Callable[..., Any], recurse: bool = True) -> Any:
         for tensor in (*self.parameters(recurse), *self.buffers(recurse)):
@@ -51,11 +53,14 @@ def modules_stay() -> Iterator[None]:
                 return move(self, change, recurse)
         return self
 
-    module._apply = moved
+    def unloaded(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return torch.nn.modules.module._IncompatibleKeys([], [])
+
+    module._apply, module.load_state_dict = moved, unloaded
     try:
         yield
     finally:
-        module._apply = move
+        module._apply, module.load_state_dict = move, load
 
 
 def asks_for_values(error: BaseException) -> bool:
