@@ -37,7 +37,7 @@ from .signatures import CaptureError
 #: At so many of a step's places the GPU must have kept up with the processor.
 IDLE_SHARE = 0.3
 #: A place for which the GPU took so many times as long as queueing it kept the GPU busy.
-BUSY_RATIO = 1.25
+BUSY_RATIO = 2.0
 #: Forms of calls that are remembered, of all places.
 MAX_KNOWN = 4096
 

@@ -101,6 +101,9 @@ TRANSFORMER_FIGURES: dict[str, Figure] = {
         )
         for name, case, bar in (("", "known", ">= 2.0"), ("_unknown", "unknown", ">= 1.7"))
     },
+    "h3_given_attention_speedup": Figure(
+        "eager / ours", ("pieces_h3_int8_15700_given",), lambda found: found["speedup"], ""
+    ),
     "replayed_exact_max_abs_diff": Figure(
         "replayed blocks against calls", _PIECES, largest("max_abs_diff"), "== 0", any_of=True
     ),

@@ -9,12 +9,6 @@ export function number(value, digits = 0) {
   return new Intl.NumberFormat(language(), { maximumFractionDigits: digits }).format(value);
 }
 
-/** @param {number} value shown with one digit behind the point, whatever it is */
-export function tenths(value) {
-  const digits = { minimumFractionDigits: 1, maximumFractionDigits: 1 };
-  return new Intl.NumberFormat(language(), digits).format(value);
-}
-
 /** @param {number} count bytes */
 export function bytes(count) {
   if (count >= 2 ** 30) return `${number(count / 2 ** 30, 1)} GiB`;

@@ -4,7 +4,6 @@
  */
 import { app } from "../../../scripts/app.js";
 import { toast } from "./asking.js";
-import { tenths } from "./format.js";
 import { showToast } from "./frontend.js";
 import { isOpen } from "./graph_places.js";
 import { newestSnapshot, watchReports } from "./reports.js";
@@ -45,7 +44,7 @@ function tellReady({ model, nodes = [] }) {
 
 function tellFaster(report) {
   const [first] = linesOf(report);
-  const summary = words("page.quick", { model: report.model, factor: tenths(report.factor) });
+  const summary = words("page.quick", { model: report.model, factor: report.times });
   const detail = first?.key === "speed_faster" ? lineText(first) : undefined;
   const setting = app.extensionManager?.setting;
   if (setting?.get(FOR_ALL) !== false || localStorage.getItem(OFFERED))
