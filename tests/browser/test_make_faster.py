@@ -89,6 +89,36 @@ def _official() -> list[Any]:
     return [pytest.param(n, marks=[slow] if k % 4 else []) for k, n in enumerate(every_fourth)]
 
 
+def test_nothing_is_called_that_the_page_deprecates(quiet: Page) -> None:
+    _open(quiet, _read(IN_SUBGRAPH))
+    quiet.run(
+        """
+        window.deprecated = [];
+        LiteGraph.alwaysRepeatWarnings = true;
+        window.noteOurs = (message) => {
+          if (/extensions.warmgraph/.test(new Error().stack)) window.deprecated.push(message);
+        };
+        LiteGraph.onDeprecationWarning.push(window.noteOurs);
+        """
+    )
+    try:
+        do(quiet, MAKE)
+        quiet.wait_for(f"{OURS}.length === 1")
+        quiet.run(
+            f"for (const n of {GRAPHS}.flatMap((g) => g.nodes)) app.canvas.getNodeMenuOptions(n)"
+        )
+        do(quiet, MAKE)
+        do(quiet, REMOVE)
+        quiet.wait_for(f"{OURS}.length === 0")
+        assert quiet.run("return window.deprecated") == []
+    finally:
+        quiet.run(
+            "LiteGraph.onDeprecationWarning.splice("
+            "LiteGraph.onDeprecationWarning.indexOf(window.noteOurs), 1);"
+            " LiteGraph.alwaysRepeatWarnings = false"
+        )
+
+
 @pytest.fixture(scope="module")
 def takers(server: Server) -> dict[str, list[str]]:
     """Classes of samplers and guiders, and which of their inputs take a MODEL."""
@@ -374,33 +404,3 @@ def test_a_second_time_says_where_the_node_is_and_makes_no_step_of_undo(quiet: P
     do(quiet, REMOVE)
     quiet.toast("has none of its nodes")
     assert quiet.run(f"return {steps}") == before
-
-
-def test_nothing_is_called_that_the_page_deprecates(quiet: Page) -> None:
-    _open(quiet, _read(IN_SUBGRAPH))
-    quiet.run(
-        """
-        window.deprecated = [];
-        LiteGraph.alwaysRepeatWarnings = true;
-        window.noteOurs = (message) => {
-          if (/extensions.warmgraph/.test(new Error().stack)) window.deprecated.push(message);
-        };
-        LiteGraph.onDeprecationWarning.push(window.noteOurs);
-        """
-    )
-    try:
-        do(quiet, MAKE)
-        quiet.wait_for(f"{OURS}.length === 1")
-        quiet.run(
-            f"for (const n of {GRAPHS}.flatMap((g) => g.nodes)) app.canvas.getNodeMenuOptions(n)"
-        )
-        do(quiet, MAKE)
-        do(quiet, REMOVE)
-        quiet.wait_for(f"{OURS}.length === 0")
-        assert quiet.run("return window.deprecated") == []
-    finally:
-        quiet.run(
-            "LiteGraph.onDeprecationWarning.splice("
-            "LiteGraph.onDeprecationWarning.indexOf(window.noteOurs), 1);"
-            " LiteGraph.alwaysRepeatWarnings = false"
-        )

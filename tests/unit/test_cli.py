@@ -300,10 +300,14 @@ def test_the_page_for_developers_names_no_command_and_no_option_that_is_not_ther
     commands = re.search(r"\{([a-z,-]+)\}", run("--help").stdout)
     assert commands is not None
     assert set(commands[1].split(",")) == named
-    options = set(re.findall(r"(--[a-z][a-z-]+)", page)) - {"--verbose"}  # the server's
+    options = set(re.findall(r"(--[a-z][a-z-]+)", page)) - {
+        *("--verbose", "--front-end-root"),  # the server's
+    }
     helps = "".join(
         run(command, "--help").stdout for command in ("doctor", "report", "learn", "prebuild")
     )
+    dev = [sys.executable, CLI.parent / "dev", "test", "--help"]
+    helps += subprocess.run(dev, capture_output=True, text=True, check=True).stdout
     assert options and all(option in helps for option in options)
     words = set(re.findall(r"^\| `([a-z-]+)(?:=KIND)?` \|", page, re.MULTILINE))
     assert words == {"verify", "only", "no-capture", "dump"}

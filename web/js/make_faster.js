@@ -8,7 +8,7 @@ import { linkInto, linksFrom, showToast } from "./frontend.js";
 import { BYPASSED, inOneStep, insert, MUTED, ON, takeOut } from "./graph_edit.js";
 import { allNodes, goTo, isOurs, nameOf, nodeAt } from "./graph_places.js";
 import { newestSnapshot } from "./reports.js";
-import { FOR_ALL } from "./settings.js";
+import { FOR_ALL } from "./setting_ids.js";
 import { lineText, words } from "./words.js";
 
 /** By what is compiled. */

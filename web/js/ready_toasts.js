@@ -7,7 +7,7 @@ import { toast } from "./asking.js";
 import { showToast } from "./frontend.js";
 import { isOpen } from "./graph_places.js";
 import { newestSnapshot, watchReports } from "./reports.js";
-import { FOR_ALL } from "./settings.js";
+import { FOR_ALL } from "./setting_ids.js";
 import { linesOf, lineText, words } from "./words.js";
 
 const LIFE = 20000;

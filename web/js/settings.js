@@ -6,9 +6,6 @@ import { app } from "../../../scripts/app.js";
 import { api } from "../../../scripts/api.js";
 import { post } from "./asking.js";
 
-/** The setting that compiles every model. */
-export const FOR_ALL = "Warmgraph.Speed.CompileAll";
-
 /** What the page's own controls are called. */
 const CONTROLS = { number: "number", slider: "slider", toggle: "boolean" };
 
