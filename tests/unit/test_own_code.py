@@ -29,6 +29,7 @@ ELSEWHERE = {
     "torch_api/dicts.py": "says whether a block's attributes were set since its last call",
     "torch_api/fakes.py": "what a model is learned on; no build makes such",
     "torch_api/guarding.py": "what is learned of a model; records are of the code that made them",
+    "torch_api/known_values.py": "likewise",
     "kernels/int8_sums.py": "is what a form computes, too",
     "kernels/packed_blocks.py": "is what forms compute, and name as their code",
     "plans/binding.py": "runs around a region in a server; no graph computes anything of it",

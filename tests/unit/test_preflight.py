@@ -87,12 +87,14 @@ def test_each_need_is_told_in_a_sentence_of_its_own_which_says_what_the_compiler
     """Its own, for pages in other languages: what the compiler says is English."""
     wanted = [need._replace(met=False, reason=need.reason or "it is old") for need in needs(device)]
     monkeypatch.setattr(warnings, "needs", lambda _device: wanted)
-    told = warnings.of_machine()
-    assert len(told) == len(wanted) > 1
-    for need, warning in zip(wanted, told, strict=True):
+    found = warnings.of_machine()
+    assert len(found) == len(wanted) > 1
+    for need, warning in zip(wanted, found, strict=True):
         assert need.name.split()[-1].casefold() in warning.title.casefold()
-        text = f"Nothing can be compiled: {need.reason}; {need.remedy}."
-        plain = [re.sub(r" \([^)]*\)", "", each) for each in (warning.text, text)]
+        text = f"Nothing can be compiled: {need.reason}; {need.remedy}"
+        told, ends = re.subn("[;,] then restart ComfyUI\\.$", "", warning.text)
+        assert ends == 1, warning.text
+        plain = [re.sub(r" \([^)]*\)", "", each) for each in (told, text)]
         assert plain[0] == plain[1]
         if need.name != "NVIDIA CUDA":  # whose lack is none: then it is the processor that is asked
             assert warning.lines[0].key != "mend_other", need.name
@@ -108,7 +110,7 @@ def test_a_warning_is_data_that_a_page_may_show_in_its_language(
     assert warning.plain() == {
         "id": "missing elbow room",
         "title": "elbow room is missing",
-        "text": "Nothing can be compiled: there is none; make some.",
+        "text": "Nothing can be compiled: there is none; make some; then restart ComfyUI.",
         "command": "",
         "lines": [
             {
