@@ -118,6 +118,7 @@ def test_the_first_success_of_a_node_offers_the_setting_once(page: Page, server:
         "standing": "compiled",
         "lines": [],
         "factor": 3.0,
+        "times": "3.0",
         "nodes": [],
         "ready": 0,
     }
