@@ -214,10 +214,7 @@ def _table(wish: Any, name: str) -> dict[str, Any]:
     Raises:
         RefusedError: it is not one.
     """
-    value = wish.get(name) if isinstance(wish, dict) else None
-    if not isinstance(value, dict):
-        raise RefusedError("refused_table", name=name, got=type(value).__name__)
-    return value
+    return _of_kind(wish, name, dict, "refused_table")
 
 
 def _text(wish: Any, name: str) -> str:
@@ -226,10 +223,19 @@ def _text(wish: Any, name: str) -> str:
     Raises:
         RefusedError: it is not one.
     """
-    value = wish.get(name) if isinstance(wish, dict) else None
-    if not isinstance(value, str):
-        raise RefusedError("refused_text", name=name, got=type(value).__name__)
+    return _of_kind(wish, name, str, "refused_text")
+
+
+def _of_kind(wish: Any, name: str, kind: type[Any], refused: str) -> Any:
+    value = _field(wish, name)
+    if not isinstance(value, kind):
+        raise RefusedError(refused, name=name, got=type(value).__name__)
     return value
+
+
+def _field(wish: Any, name: str) -> Any:
+    """Return a field of a request, None where there is none."""
+    return wish.get(name) if isinstance(wish, dict) else None
 
 
 def _choice(wish: Any, name: str, choices: tuple[str, ...] | list[str]) -> str:
@@ -238,7 +244,7 @@ def _choice(wish: Any, name: str, choices: tuple[str, ...] | list[str]) -> str:
     Raises:
         RefusedError: it is not one of them.
     """
-    value = wish.get(name) if isinstance(wish, dict) else None
+    value = _field(wish, name)
     if value not in choices:
         listed = ", ".join(choices)
         raise RefusedError("refused_choice", name=name, choices=listed, got=shown(value))
