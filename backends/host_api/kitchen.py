@@ -171,13 +171,13 @@ def multiply_int8_rows(
     """
     # Not by the tensor's own method, which first sees that nobody waits for another stream.
     export: Any = dlpack.to_dlpack  # type: ignore[attr-defined]
-    product = _int8_rows_product()
+    product, as_added = _int8_rows_product()
     count = values.shape[0]
     result = rows.new_empty(rows.shape[0], count, dtype=dtype)
     if scale.numel() != count:
         scale = scale.reshape(-1).expand(count)
     of_rows = scale.to(torch.float32).contiguous()
-    added = rows.new_empty(0, dtype=dtype) if bias is None else bias.to(torch.float32).contiguous()
+    added = rows.new_empty(0, dtype=dtype) if bias is None else as_added(bias, rows.device, dtype)
     tensors = map(export, (rows, values.contiguous(), scales, of_rows, added, result))
     try:
         taken = product(*tensors, _CODES[dtype], stream)
@@ -189,13 +189,19 @@ def multiply_int8_rows(
 
 
 @cache
-def _int8_rows_product() -> Any:
-    """The library's own int8 product."""
+def _int8_rows_product() -> tuple[Any, Callable[..., torch.Tensor]]:
+    """The library's own int8 product, and what makes a bias as it reads it."""
     try:
         library: Any = importlib.import_module(f"{PACKAGE}.backends.cuda")
-        return library._C.cutlass_int8_dequant
+        product = library._C.cutlass_int8_dequant
     except (ImportError, AttributeError) as error:
         raise RuntimeError(f"{PACKAGE} has no int8 product of its own: {error}") from error
+    # 0.2.40 reads it in the result's dtype, 0.2.31 in float32.
+    return product, getattr(library, "_gemm_vector_arg", _float32_vector)
+
+
+def _float32_vector(bias: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    return bias.to(device=device, dtype=torch.float32).contiguous()
 
 
 def multiply_rounded(
