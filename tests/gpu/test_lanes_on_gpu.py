@@ -70,7 +70,7 @@ def test_no_more_than_two_are_there_at_a_time(gpu: None) -> None:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = torch.cuda.memory_reserved()
     _turns(lanes, sources)
     torch.cuda.synchronize()
     # A weight is let go of as soon as its work is queued; its sum was taken in float64.
