@@ -21,6 +21,7 @@ import os
 import random
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -150,17 +151,27 @@ def host(host_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    """The address of a real S3 server in this process."""
+    """The address of a real S3 server in this process. It answers one request at a time: it looks
+    whether a name is taken and writes it in two steps, which S3 itself does in one.
+    """
     for package in ("s3fs", "moto", "flask"):
         pytest.importorskip(package, reason="a development tool is not installed")
-    from moto.server import ThreadedMotoServer
+    from moto.moto_server import werkzeug_app
+    from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    moto = werkzeug_app.DomainDispatcherApplication(werkzeug_app.create_backend_app)
+    turn = threading.Lock()
+
+    def answer(environ: Any, start_response: Any) -> list[bytes]:
+        with turn:
+            return list(moto(environ, start_response))
+
+    handler = werkzeug_app.MotoRequestHandler
+    server = make_server("127.0.0.1", 0, answer, threaded=True, request_handler=handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
 
 
 class InstallPack(Protocol):

@@ -77,6 +77,14 @@ def run(task: dict[str, Any], *, measure: loop.Measure) -> tuple[bytes, dict[str
     }
 
 
+def tell(task: dict[str, Any], *what: object) -> None:
+    """Write words to the file that a test waits for: it is whole as soon as it is there."""
+    file = Path(task["pid_file"])
+    beside = file.with_name(f"{file.name}.{os.getpid()}")
+    beside.write_text(" ".join(map(str, what)))
+    beside.replace(file)
+
+
 def sleep(task: dict[str, Any], measure: loop.Measure) -> None:
     time.sleep(task.get("seconds", 0.0))
 
@@ -84,7 +92,7 @@ def sleep(task: dict[str, Any], measure: loop.Measure) -> None:
 def wait(task: dict[str, Any], measure: loop.Measure) -> None:
     """End once a test has made a file; measure meanwhile, and say by which process, if told to."""
     if "pid_file" in task:
-        Path(task["pid_file"]).write_text(str(os.getpid()))
+        tell(task, os.getpid())
     with measure() if task.get("measuring") else contextlib.nullcontext():
         while not os.path.exists(task["until"]):
             time.sleep(0.01)
@@ -167,7 +175,7 @@ def describe_process(task: dict[str, Any], measure: loop.Measure) -> dict[str, A
 
 def start_compiler(task: dict[str, Any], measure: loop.Measure) -> None:
     child = subprocess.Popen([sys.executable, "-c", SCRIBBLE, HELLO["cache"], "of a compiler"])
-    Path(task["pid_file"]).write_text(f"{os.getpid()} {child.pid} {HELLO['cache']}")
+    tell(task, os.getpid(), child.pid, HELLO["cache"])
     sys.argv = ["", HELLO["cache"], "of the worker"]
     exec(SCRIBBLE, {})  # noqa: S102
 
@@ -176,7 +184,7 @@ def hold_the_interpreter(task: dict[str, Any], measure: loop.Measure) -> None:
     """No thread of this process runs from here on, and its compiler is in no group of its own."""
     command = [sys.executable, "-c", STUBBORN, HELLO["cache"]]
     child = subprocess.Popen(command, start_new_session=True)
-    Path(task["pid_file"]).write_text(f"{os.getpid()} {child.pid} {HELLO['cache']}")
+    tell(task, os.getpid(), child.pid, HELLO["cache"])
     ctypes.PyDLL(None).sleep(120)
 
 
