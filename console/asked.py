@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -165,9 +165,22 @@ def _gpus() -> list[dict[str, Any]]:
         try:
             facts["free"], facts["total"] = gpu.free_and_total_bytes(device)
             facts["capability"] = f"compute capability {gpu.capability(card)}"
+            facts["attention"] = list(_attention(int(gpu.capability(card).partition(".")[0])))
         except RuntimeError as error:  # it is full, or exclusive to another process
             facts["problem"] = str(error).splitlines()[0]
     return found
+
+
+def _attention(major: int) -> Iterator[str]:
+    """What attends exactly on cards of this capability, and what could, in sentences."""
+    from warmgraph_backends.choices import exact_attention as exact
+
+    there, broken = exact.found(exact.KERNELS, major)
+    yield ", ".join(f"{each.kernel.title} {each.version}".strip() for each in there)
+    yield from (f"{kernel.title} cannot be imported ({error})" for kernel, error in broken)
+    for kernel in exact.missing(exact.KERNELS, major):
+        why = f"over {kernel.worth_rows} tokens and more it may be faster"
+        yield f"{kernel.title} is not installed; {why}: pip install {kernel.package}"
 
 
 def _answer_of_host(folder: Path, device: str, tell: Callable[..., None]) -> None:

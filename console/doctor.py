@@ -97,6 +97,7 @@ def _torch(facts: dict[str, Any], died: str | None) -> Iterator[Line]:
             yield Line(name, not is_first, text)
             continue
         yield Line(name, True, f"{gpu['name']}, {gpu['total'] / GIB:.1f} GiB, {gpu['capability']}")
+        yield from (Line("attention", True, text) for text in gpu["attention"] if is_first)
     if not gpus and facts["driver"]:
         remedy = "install a PyTorch with CUDA (pytorch.org), or look whether the driver is too old"
         yield Line("GPU", False, f"there is one, but this PyTorch cannot use it; {remedy}")

@@ -68,7 +68,7 @@ class Autotuner:
         size_class: Callable[[], str | None],
         runs: Runs[Result],
         *,
-        must_save_ms: float,
+        must_save_ms: Times,
         device: torch.device | None = None,
     ) -> Result:
         """Compute it; the way of a form is fixed from its first call on.
@@ -79,7 +79,7 @@ class Autotuner:
             size_class: a name for calls of about the same times, including their ways, unless these
                 are always the same; None: the host's way without timing.
             runs: the host's way and others. A class that was timed is not timed again.
-            must_save_ms: how much a call must save by another way than the host's.
+            must_save_ms: how much a call must save by each other way.
             device: of the computation; None: the machine's first card.
         """
         chosen = self.chosen.get(form)
@@ -135,14 +135,13 @@ class Autotuner:
             logger.debug("%s was not written: %s", self._path.name, error)
 
 
-def quickest(times: Times, ways: Collection[str], must_save_ms: float) -> str:
+def quickest(times: Times, ways: Collection[str], must_save_ms: Times) -> str:
     """Choose one of these ways: another than the host's if that saves enough. A refused one has no
     time.
     """
-    timed = {way: times[way] for way in ways if way in times}
-    best = min(timed, key=timed.__getitem__, default=HOST)
-    saved = timed.get(HOST, 0.0) - timed.get(best, 0.0)
-    return best if saved >= must_save_ms else HOST
+    costs = {way: times[way] + must_save_ms.get(way, 0.0) for way in ways if way in times}
+    best = min(costs, key=costs.__getitem__, default=HOST)
+    return best if costs.get(best, 0.0) <= costs.get(HOST, 0.0) else HOST
 
 
 def _read(path: Path, ways: set[str]) -> dict[str, dict[str, dict[str, float]]]:

@@ -10,9 +10,10 @@ import torch
 
 from ..host_api import activations, gguf
 from ..kernels.packed_blocks import Packed
-from ..operators.call_context import Choice
+from ..reasons import Reason
 from .attention_choice import AttentionChoice
 from .auxiliary import AuxiliaryGraphs
+from .exact_attention import Kernel
 from .int8_products import Int8Products
 from .packed_products import unpacked
 
@@ -75,7 +76,7 @@ class Products:
 class Choices(NamedTuple):
     """Of attention, and of products by quantised weights; None leaves one to the host."""
 
-    attention: Choice | None
+    attention: AttentionChoice | None
     products: Products | None
 
     @classmethod
@@ -87,6 +88,14 @@ class Choices(NamedTuple):
             machine: a name for this machine's card and PyTorch.
         """
         return cls(AttentionChoice(directory, machine), Products(directory, machine))
+
+    def notes(self) -> list[Reason]:
+        """Return why kernels that are installed are not used."""
+        return [] if self.attention is None else self.attention.notes()
+
+    def could_install(self) -> list[Kernel]:
+        """Return attention kernels that this process would have tried, and that are not there."""
+        return [] if self.attention is None else self.attention.could_install()
 
 
 HOSTS = Choices(None, None)

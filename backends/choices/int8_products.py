@@ -131,7 +131,7 @@ class Int8Products:
             (input.shape, shapes, input.dtype, input.device, layers[0].parts.group, act, *names),
             lambda: _class(input, layers, act, names),
             {HOST: host, **others},
-            must_save_ms=MUST_SAVE_MS,
+            must_save_ms=dict.fromkeys(others, MUST_SAVE_MS),
             device=input.device,
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..choices.choices import Choices
 from ..code.mentioned import MENTIONED
 from ..code.packs import foreign_class
 from ..contract import Compiler, RegionSpec
@@ -127,6 +128,11 @@ class Scope:
     def compiled_calls(self) -> int:
         """Calls of regions that graphs have served here."""
         return self.account.calls + (0 if self.replays is None else self.replays.regions)
+
+    @property
+    def choices(self) -> Choices:
+        """What chooses the kernels of its graphs' operators."""
+        return self._shared.choices
 
     @property
     def device(self) -> torch.device | None:

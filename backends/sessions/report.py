@@ -95,10 +95,13 @@ def model_report(session: Session | None, builder: Builder, note: Reason | None)
             sum(each.build_seconds or 0.0 for _, each in loaded if each.source == "loaded"), 1
         ),
         "building": building,
+        "to_install": [
+            {"kernel": each.title, "package": each.package}
+            for each in scope.choices.could_install()
+        ],
     }
-    return _in_words(
-        report, notes_of(session.notes, scope.plan.guests, _left(scope.serving), steps)
-    )
+    notes = [*session.notes, *scope.choices.notes()]
+    return _in_words(report, notes_of(notes, scope.plan.guests, _left(scope.serving), steps))
 
 
 def _in_words(report: dict[str, Any], notes: list[Line]) -> dict[str, Any]:
@@ -277,6 +280,7 @@ _NOTHING_BUILT = BuildProgress(0, 0, [], None, 0, False)._asdict()
 _OF_NO_NODE: dict[str, Any] = {"nodes": [], "by": "node"}
 _EMPTY: dict[str, Any] = {
     "building": _NOTHING_BUILT,
+    "to_install": [],
     "id": "",
     "model": "",
     **_OF_NO_NODE,

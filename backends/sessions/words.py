@@ -82,6 +82,7 @@ def report_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
     lines += captured
     disk, vram = (_mebibytes(report[name], 1) for name in ("disk_bytes", "vram_bytes"))
     lines.append(line("costs", disk=disk, vram=vram, seconds=f"{report['seconds_saved']:.0f}"))
+    lines += [line("attention_to_install", **each) for each in report["to_install"]]
     return [*lines, *notes]
 
 

@@ -187,7 +187,8 @@ def test_a_torch_that_ends_the_process_is_told_with_its_last_words(
 def test_each_card_of_a_machine_has_its_lines(tmp_path: Path) -> None:
     def facts(*cards: tuple[str, int, int]) -> dict[str, Any]:
         rows = [
-            {"name": n, "total": t << 30, "free": f << 30, "capability": "c"} for n, t, f in cards
+            {"name": n, "total": t << 30, "free": f << 30, "capability": "c", "attention": []}
+            for n, t, f in cards
         ]
         met = {"requirements": [], "self_test": "", "seconds": 1.0}
         return {"torch": "2", "device": "cuda", "driver": True, "gpus": rows, **met}
@@ -213,4 +214,8 @@ def test_each_card_of_a_machine_has_its_lines(tmp_path: Path) -> None:
     _, broken, _ = report._torch(told, None)
     assert broken.name == "GPU 1" and broken.ok and "out of memory" in broken.text
     assert [line.name for line in report._vram(tmp_path, told["gpus"])] == ["VRAM 0"]
+    told = facts(("RTX 4090", 24, 20))
+    told["gpus"][0]["attention"] = ["cuDNN", "FlashAttention 3 is not installed"]
+    found = [line.text for line in report._torch(told, None) if line.name == "attention"]
+    assert found == ["cuDNN", "FlashAttention 3 is not installed"]
     assert lines()[0][:2] == ("GPU", False), "a driver, and a PyTorch that cannot use it"
