@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.abc
+import importlib.machinery
 import importlib.util
 import io
 import os
@@ -150,7 +151,7 @@ def _load_library(binary: bytes) -> Any:
         if not _library_folder or not _library_folder[0].is_dir():  # systems clear up, too
             _library_folder[:] = [temporary.make_for_life("kernels")]
         digest = hashlib.sha256(binary).hexdigest()[:32]
-        path = _library_folder[0] / f"{digest}.so"
+        path = _library_folder[0] / (digest + importlib.machinery.EXTENSION_SUFFIXES[-1])
         if not path.exists():
             path.write_bytes(binary)
         guards: Any = torch._C._dynamo.guards

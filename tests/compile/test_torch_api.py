@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _imp
 import gc
+import importlib.machinery
 import inspect
 import os
 import pickle
@@ -92,6 +94,20 @@ def test_folders_that_kernels_are_loaded_from_name_their_owner(
     weight, x = torch.randn(8, 16), torch.randn(3, 8)
     torch.testing.assert_close(call([weight, x])[0], probe_result(weight, x))
     assert [temporary.owner_of(folder.name) for folder in tmp_path.iterdir()] == [owners.me()]
+
+
+def test_kernels_load_where_libraries_end_otherwise(
+    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows loads a module from `.pyd` alone; here the interpreter does so, too."""
+    monkeypatch.setattr("_imp.extension_suffixes", lambda: [".cp312-win_amd64.pyd", ".pyd"])
+    monkeypatch.setattr(importlib.machinery, "EXTENSION_SUFFIXES", _imp.extension_suffixes())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(loading, "_library_folder", [])
+    weight, x = torch.randn(8, 16), torch.randn(3, 8)
+    result = loading.unpack(packed[1])([weight, x])[0]
+    torch.testing.assert_close(result, probe_result(weight, x))
+    assert {path.suffix for path in loading._library_folder[0].iterdir()} == {".pyd"}
 
 
 def test_a_payload_has_no_kernel_text_no_paths_and_no_compiler(packed: Packed) -> None:
