@@ -37,13 +37,13 @@ def ask(*question: str, limit_s: float) -> tuple[dict[str, Any], str | None]:
     with tempfile.TemporaryDirectory(prefix="warmgraph-doctor-") as folder:
         environment = {
             **os.environ,
-            "PYTHONIOENCODING": "utf-8",
             # Nothing that was compiled before may stand for the compiler's work, nothing is left.
             "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "inductor")),
             "TRITON_CACHE_DIR": str(Path(folder, "triton")),
             **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder),
         }
-        command = [sys.executable, str(_CLI), "doctor", "--ask", *question]
+        # Of an isolated Python, as in the portable version for Windows, the environment is unheard.
+        command = [sys.executable, "-X", "utf8", str(_CLI), "doctor", "--ask", *question]
         try:
             done = subprocess.run(
                 command,

@@ -324,8 +324,11 @@ def _environment(base: Mapping[str, str], cache: Path, threads: int) -> dict[str
 
 
 def _interpreter_flags() -> list[str]:
-    """Repeat the flags that decide where this interpreter finds its packages, and no others."""
-    flags = []
+    """Repeat the flags that decide where this interpreter finds its packages, and no others; and
+    have it write UTF-8: an isolated one, as in the portable version for Windows, is not told so by
+    its environment, and a path in Chinese would end it.
+    """
+    flags = ["-X", "utf8"]
     if sys.flags.isolated:
         flags.append("-I")
     else:

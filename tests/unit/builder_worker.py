@@ -168,6 +168,7 @@ def describe_process(task: dict[str, Any], measure: loop.Measure) -> dict[str, A
         "niceness": os.nice(0) if sys.platform != "win32" else 19,
         "collects_garbage": gc.isenabled(),
         "hello": HELLO,
+        "utf8": sys.flags.utf8_mode,
         "cwd": os.getcwd(),
         "path": sys.path,
     }

@@ -296,3 +296,11 @@ def test_workers_run_at_low_priority_with_caches_and_paths_of_their_own(make, tm
     assert str(ROOT / "backends") not in facts["path"] and str(ROOT) not in facts["path"]
     builder.close()
     assert wait_until(lambda: list(temp.iterdir()) == [])
+
+
+def test_a_worker_writes_utf8_whatever_the_system_says(make, monkeypatch):
+    """An isolated Python hears of no variable: on Windows it would write the system's code page."""
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")  # else this Python takes UTF-8 by itself
+    monkeypatch.delenv("PYTHONUTF8", raising=False)
+    facts = result_of(make().submit(job("describe_process"))).facts
+    assert facts["utf8"] == 1
