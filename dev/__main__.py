@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The developer's commands: `demo`, `test` and `bench`, on a fresh machine as well.
+"""The developer's commands: `demo`, `test`, `bench` and `windows`, on a fresh machine as well.
 
 Each sets up what it needs first: a virtual environment in `.venv`, the pinned torch, the real
 ComfyUI in `.host`. Run it with Python 3.10 to 3.13; nothing else has to be installed.
@@ -152,6 +152,15 @@ def bench(_options: argparse.Namespace) -> int:
     return run(ready, ["-m", "dev.benchmarks"])
 
 
+def windows(options: argparse.Namespace) -> int:
+    """Run parts of the suite by Windows' own Python under Wine."""
+    if sys.platform != "linux":
+        say("this needs Linux; on Windows itself: python dev test")
+        return 1
+    home = KEPT.parent / "windows"
+    return run(setup.prepare(), ["-m", "dev.tools.windows", "--home", home, *options.rooms])
+
+
 def main() -> int:
     """Run one command and return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -189,6 +198,9 @@ def main() -> int:
     command.set_defaults(call=test)
     command = commands.add_parser("bench", help="the benchmarks (GPU)")
     command.set_defaults(call=bench)
+    command = commands.add_parser("windows", help="parts of the suite under Wine (Linux)")
+    command.add_argument("rooms", nargs="*", metavar="ROOM", help="such as store; default: all")
+    command.set_defaults(call=windows)
     options = parser.parse_args()
     try:
         return int(options.call(options))
