@@ -243,7 +243,9 @@ class Wine:
         flags = ["-O2", "-shared", "-static-libgcc"]
         runtime = [DUMP, "-p", str(self.system / "ucrtbase.dll")]
         text = subprocess.run(runtime, capture_output=True, text=True, check=True).stdout
-        names = re.findall(r"^\s*\[\s*\d+\] .*\s(\w+)$", text.partition("Ordinal/Name")[2], re.M)
+        names = re.findall(r"^\s*\[\s*\d+\]\s.*?(\w+)$", text.partition("Ordinal/Name")[2], re.M)
+        if "sin" not in names:
+            raise SetupError(f"{DUMP} lists the functions of Wine's ucrtbase.dll in another way")
         source = SOURCES / "complex.c"
         found = re.findall(r"^(?:REAL|SAME|POWER)\((\w+)\)", source.read_text("utf-8"), re.M)
         ours = {f + end: f + end.strip("l") for f in found for end in ("", "f", "l")}
