@@ -44,6 +44,7 @@ REPORT: dict[str, Any] = {
         "pieces": NO_PIECES,
     },
     "misses": [{"kind": "Upsample 64", "reason": "torch: made for 2.10"}],
+    "to_install": [],
     "disk_bytes": 12 * 2**20,
     "vram_bytes": 3 * 2**19,
     "seconds_saved": 41.2,
@@ -364,3 +365,10 @@ def test_blocks_that_are_replayed_one_by_one_are_told_with_what_cuts_them() -> N
     lines = _whole(captured=captured)
     at = lines.index("CUDA graphs: 57 blocks captured one by one, 1026 replayed, 3 MiB")
     assert lines[at + 1] == f"  where one is cut in two: 57 ({reason})"
+
+
+def test_a_kernel_that_could_be_installed_is_told_with_its_command() -> None:
+    wanted = [{"kernel": "FlashAttention 3", "package": "fa3-fwd"}]
+    told = [each.text for each in words.report_lines({**REPORT, "to_install": wanted}, [])]
+    assert told[-1].startswith("FlashAttention 3 is not installed")
+    assert told[-1].endswith("pip install fa3-fwd")
