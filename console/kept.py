@@ -28,8 +28,8 @@ _SHOWN = 3
 
 
 class _Found(NamedTuple):
-    """Graph files: how many are signed here, and which are signed elsewhere without one of ours, or
-    damaged.
+    """Compiled graphs on disk: how many are signed here, and which are damaged, or signed elsewhere
+    with no copy signed here.
 
     A server with its own key may share a store, so another's file beside ours is right.
     """

@@ -1,7 +1,7 @@
-"""What a worker answers to a job, checked: nothing is taken out of a message before it was.
+"""A worker's answers to its job, validated before anything in them is used.
 
-A worker compiles what nobody has compiled before, in a process that may be out of memory or broken;
-one that does not keep to the protocol fails the job that it has, and is let go.
+A worker may run out of memory or break. One that violates the protocol fails its job and is
+replaced.
 """
 
 from __future__ import annotations

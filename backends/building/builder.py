@@ -103,9 +103,8 @@ class Builder(Jobs):
     def cancel(self) -> int:
         """Drop what waits and kill what is being built here; returns how many jobs those were.
 
-        Nothing is left that a pause could hold up, so it ends: what is asked for next is built.
-        Their Futures are cancelled, or end with a `CancelledBuildError`. What other machines have
-        comes to its end and is kept.
+        A pause ends with them, so what is asked for next is built. Their Futures are cancelled,
+        or end with a `CancelledBuildError`. Builds on other machines finish and are kept.
         """
         with self._news:
             waiting = self._waiting

@@ -1,11 +1,10 @@
-"""A build farm: workers of a dask.distributed scheduler build a builder's jobs. What they do not
-build is built here.
+"""A build farm: workers of a dask.distributed scheduler take a builder's jobs; this machine builds
+the rest.
 
-A task has the key of its graph, so dask has it built once however many servers ask. It is sent when
-a worker may have room for it, and then comes to its end: nothing calls it back. Names of functions
-and plain data are sent, never code of ours. But messages of dask are pickles, and a job has source
-text in it that a worker runs: whoever reaches the scheduler runs programs on every machine of the
-farm, this one among them.
+A task's key is its graph's, so dask builds it once however many servers ask. It is sent when a
+worker may have room, and is never cancelled. Only names of functions and plain data are sent, no
+code. But dask's messages are pickles, and a job holds source text that a worker runs: whoever
+reaches the scheduler can run programs on every machine of the farm, this one included.
 """
 
 from __future__ import annotations

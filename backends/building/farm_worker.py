@@ -1,8 +1,8 @@
 """A worker of a build farm: a dask.distributed worker whose process builds nothing itself.
 
-Dask cannot stop a task that runs, nor limit its time. So the task waits for a builder of this
-machine with one worker process of ours. What is used of the asking server is its job and the
-options that say how its host computes; ComfyUI, PyTorch and folders are this machine's.
+Dask can neither stop a running task nor limit its time, so the task waits for a local builder that
+has one worker process. The asking server sends its job and the options that say how its host
+computes; ComfyUI, PyTorch and folders are this machine's.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _STEP_BYTES = 1 << 20
 
 
 class TooLargeError(GraphFileError):
-    """What lies there is larger than anything of ours."""
+    """The file is larger than any compiled graph can be."""
 
     def __init__(self) -> None:
         super().__init__(of("file_too_large"))

@@ -207,7 +207,7 @@ class Remote:
         self._pool.put(task)
 
     def fail(self, error: BaseException | None = None) -> None:
-        """Leave it alone for a while: for what one of its libraries said, or as it says nothing."""
+        """Leave the store alone for a while: its library failed, or nothing answered."""
         self._rests_until = time.monotonic() + REST_S
         self._count("failed")
         late = of("remote_late", seconds=f"{self._settings.patience_s:g}")

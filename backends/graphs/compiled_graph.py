@@ -83,7 +83,7 @@ class Loaded(NamedTuple):
     binary_bytes: int = 0
 
 
-class Outcome(NamedTuple):
+class Status(NamedTuple):
     """Where a graph is in its life, with all that belongs to it. Several threads read and write it,
     so it is replaced as a whole.
 
@@ -130,7 +130,7 @@ class CompiledGraph:
         self.target = target
         self.description = description
         self.backend = backend
-        self.outcome = Outcome()
+        self.status = Status()
         #: Why a file was not used: a damaged one is gone at the next look.
         self.refused: Refusal | None = None
         #: Whether it gave what the host does with any model's weights, and what tells those with
@@ -148,27 +148,27 @@ class CompiledGraph:
     @property
     def state(self) -> State:
         """Where it is in its life."""
-        return self.outcome.state
+        return self.status.state
 
     @property
     def loaded(self) -> Loaded | None:
         """What can be called; None if it is not ready."""
-        return self.outcome.loaded
+        return self.status.loaded
 
     @property
     def source(self) -> str | None:
         """ "built" or "loaded", of one that is ready."""
-        return None if self.outcome.loaded is None else self.outcome.loaded.source
+        return None if self.status.loaded is None else self.status.loaded.source
 
     @property
     def reason(self) -> Reason | None:
         """Why it is not ready, if known."""
-        return self.outcome.reason
+        return self.status.reason
 
     @property
     def remedy(self) -> Reason:
         """What to do about that reason; empty for nothing."""
-        return self.outcome.remedy
+        return self.status.remedy
 
     @property
     def cost(self) -> int:
@@ -179,32 +179,32 @@ class CompiledGraph:
     @property
     def is_pending(self) -> bool:
         """Whether it is being loaded or built."""
-        return self.outcome.state in (State.LOADING, State.BUILDING)
+        return self.status.state in (State.LOADING, State.BUILDING)
 
     @property
     def is_elsewhere(self) -> bool:
         """Whether another server that shares the store builds it."""
-        return self.outcome.elsewhere
+        return self.status.elsewhere
 
     @property
     def is_missed(self) -> bool:
         """Whether no file serves, as far as is known, and nobody wants it built: each run looks
         again.
         """
-        now = self.outcome
+        now = self.status
         again = now.state is State.LOADING and now.reason is not None and not self.build_wanted
         return now.state is State.MISSING or again
 
     @property
     def is_coming(self) -> bool:
         """Whether it will be ready: it is being built, or will be if no file serves."""
-        state = self.outcome.state
+        state = self.status.state
         return state is State.BUILDING or (state is State.LOADING and self.build_wanted)
 
     @property
     def why_not(self) -> Reason | None:
         """Why it serves no call now, None if it does."""
-        now = self.outcome
+        now = self.status
         if now.state is State.READY:
             return None
         if now.state is State.BUILDING:
@@ -219,7 +219,7 @@ class CompiledGraph:
 
     def drop(self, reason: Reason) -> None:
         """Never use this graph again in this process."""
-        self.outcome = Outcome(State.FAILED, reason)
+        self.status = Status(State.FAILED, reason)
         self.attempts = MAX_ATTEMPTS
         self._on_drop()  # what was captured with it must not be replayed any more
 

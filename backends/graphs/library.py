@@ -27,9 +27,9 @@ from .compiled_graph import (
     MAX_ATTEMPTS,
     CompiledGraph,
     Loaded,
-    Outcome,
     Refusal,
     State,
+    Status,
 )
 from .dump import dump_description
 from .loading import Loading
@@ -139,12 +139,12 @@ class Graphs:
                 if graph.state is State.MISSING or (
                     graph.state is State.FAILED and graph.attempts < MAX_ATTEMPTS
                 ):
-                    known = graph.outcome
+                    known = graph.status
                     if build or known.state is State.FAILED:  # else it holds meanwhile
-                        known = Outcome()
+                        known = Status()
                     graph.attempts += graph.state is State.FAILED
                     graph.folders, graph.build_wanted = tuple(folders), build
-                    graph.outcome = known._replace(state=State.LOADING)
+                    graph.status = known._replace(state=State.LOADING)
                     wanted.append(graph)
                 elif graph.state is State.LOADING:
                     graph.folders += tuple(f for f in folders if f not in graph.folders)
@@ -167,8 +167,8 @@ class Graphs:
         self._claims.close()
         self._loader.shutdown(wait=False, cancel_futures=True)
         for graph in self._snapshot():
-            if graph.state is State.LOADING or graph.outcome.elsewhere:
-                graph.outcome = Outcome(State.MISSING, _CLOSED)
+            if graph.state is State.LOADING or graph.status.elsewhere:
+                graph.status = Status(State.MISSING, _CLOSED)
 
     def when_loaded(self, task: Callable[[], None]) -> None:
         """Run a task in the loader's thread, after what was requested before it."""
@@ -180,7 +180,7 @@ class Graphs:
             self._loader.submit(task, graph, *arguments)
         except RuntimeError as error:  # it takes no more tasks
             logger.debug("%s is not waited for: %s", graph.description.label, error)
-            self._set(graph, Outcome(State.MISSING, _CLOSED))
+            self._set(graph, Status(State.MISSING, _CLOSED))
 
     def _advance(self, graph: CompiledGraph, remote: bool = True) -> None:
         """Bring a pending graph on by all that needs no waiting: a file is loaded, the remote store
@@ -201,9 +201,9 @@ class Graphs:
                 is_settled = graph.folders == folders  # else more were named meanwhile
                 if is_settled:
                     state = State.BUILDING if graph.build_wanted else State.MISSING
-                    graph.outcome = graph.outcome._replace(state=state, elsewhere=False)
+                    graph.status = graph.status._replace(state=state, elsewhere=False)
         if graph.state is State.MISSING:
-            self._set(graph, graph.outcome)
+            self._set(graph, graph.status)
         else:
             self._claim(graph)
 
@@ -211,7 +211,7 @@ class Graphs:
         """Build a graph, or load it, unless another server builds it."""
         if not self._claims.take(graph.key, graph.target):
             if not graph.is_elsewhere:
-                self._set(graph, graph.outcome._replace(elsewhere=True))
+                self._set(graph, graph.status._replace(elsewhere=True))
             if graph not in self._awaited:
                 self._awaited.append(graph)
             if not self._is_watching:
@@ -263,7 +263,7 @@ class Graphs:
         try:
             if (loaded := self._loading.from_file(graph, folders)) is not None:
                 self.loads += 1
-                self._set(graph, Outcome(State.READY, loaded=loaded))
+                self._set(graph, Status(State.READY, loaded=loaded))
                 return True
         except GraphFileError as error:
             # A file that must not be used is named, and built anew where that is allowed.
@@ -275,7 +275,7 @@ class Graphs:
         except BaseException as error:
             logger.exception("Loading %s failed", graph.description.label)
             reason = of("loading_failed", error=words_of(error))
-        graph.outcome = graph.outcome._replace(reason=reason, remedy=remedy)
+        graph.status = graph.status._replace(reason=reason, remedy=remedy)
         return False
 
     def _explain(self, graph: CompiledGraph, folders: Sequence[Path]) -> None:
@@ -283,13 +283,13 @@ class Graphs:
         if graph.reason is None:
             reason, remedy, _ = graph.refused or (None, NOTHING, None)
             reason = reason or self._loading.why_missing(graph, folders)
-            graph.outcome = graph.outcome._replace(reason=reason, remedy=remedy)
+            graph.status = graph.status._replace(reason=reason, remedy=remedy)
 
     def _give_up(self, graph: CompiledGraph, why: Reason, error: BaseException) -> None:
         """Fail a graph at the boundary of a thread, if nothing else has ended it."""
         logger.error("%s: %s", graph.description.label, why, exc_info=error)
         if graph.state is not State.READY:
-            self._set(graph, Outcome(State.FAILED, why))
+            self._set(graph, Status(State.FAILED, why))
 
     def _look_at_store(self) -> None:
         if self._loading.looks_unkept():  # to be told before anything is built or fetched
@@ -299,7 +299,7 @@ class Graphs:
         needs = graph.backend.needs_to_build(graph.description.device)
         if (unmet := next((need for need in needs if not need.met), None)) is not None:
             self._said.warn(of("nothing_compiles", why=with_remedy(unmet.reason, unmet.remedy)))
-            self._set(graph, Outcome(State.FAILED, of("compiling_failed", why=unmet.reason)))
+            self._set(graph, Status(State.FAILED, of("compiling_failed", why=unmet.reason)))
             return
         self._look_at_store()
         task = {
@@ -311,13 +311,13 @@ class Graphs:
         if self._dump_folder is not None:
             task["dump"] = str(dump_description(self._dump_folder, graph))
         job = Job(key=graph.key, label=graph.description.label, cost=graph.cost, task=task)
-        self._set(graph, graph.outcome._replace(state=State.BUILDING, elsewhere=False))
+        self._set(graph, graph.status._replace(state=State.BUILDING, elsewhere=False))
         future = self._building.get(graph.key) or self._builder.submit(job)
         self._building[graph.key] = future
         future.add_done_callback(lambda done: self._hand_over(graph, self._arrived, done))
 
     def _arrived(self, graph: CompiledGraph, future: Future[BuildResult]) -> None:
-        """Take a build's outcome; whatever it is, the graph is not building afterwards."""
+        """Take a build's result; whatever it is, the graph is not building afterwards."""
         if self._building.get(graph.key) is future:
             del self._building[graph.key]
         try:
@@ -328,7 +328,7 @@ class Graphs:
     def _take(self, graph: CompiledGraph, future: Future[BuildResult]) -> None:
         error = CancelledBuildError() if future.cancelled() else future.exception()
         if isinstance(error, CancelledBuildError):
-            self._set(graph, Outcome(State.MISSING, error.reason))
+            self._set(graph, Status(State.MISSING, error.reason))
             return
         if error is not None:
             reason = error.reason if isinstance(error, WarmgraphError) else words_of(error)
@@ -338,7 +338,7 @@ class Graphs:
             else:
                 logger.warning("%s runs at normal speed: %s", graph.description.label, reason)
             self._said.detail(f"the build of {graph.description.label} failed", error)
-            self._set(graph, Outcome(State.FAILED, of("compiling_failed", why=reason)))
+            self._set(graph, Status(State.FAILED, of("compiling_failed", why=reason)))
             return
         result = future.result()
         try:
@@ -347,9 +347,9 @@ class Graphs:
             logger.warning("%s runs at normal speed: %s", graph.description.label, failure)
             self._said.detail(f"{graph.description.label} was built and is not used", failure)
             graph.drop(failure.reason)
-            self._set(graph, graph.outcome)
+            self._set(graph, graph.status)
             return
-        self._set(graph, Outcome(State.READY, loaded=loaded))
+        self._set(graph, Status(State.READY, loaded=loaded))
 
     def _keep(self, graph: CompiledGraph, result: BuildResult) -> Loaded:
         """Load and keep a build, once for all cards that waited for it."""
@@ -367,12 +367,12 @@ class Graphs:
         with self._lock:
             return list(self._graphs.values())
 
-    def _set(self, graph: CompiledGraph, outcome: Outcome) -> None:
-        if outcome.state is not State.BUILDING:
+    def _set(self, graph: CompiledGraph, status: Status) -> None:
+        if status.state is not State.BUILDING:
             self._claims.release(graph.key)
-        if outcome.state is State.READY:
+        if status.state is State.READY:
             graph.refused = None
-        graph.outcome = outcome
+        graph.status = status
         self._note_change()
 
     def _note_change(self) -> None:

@@ -1,4 +1,4 @@
-"""What the operators of a region's graph go by while a call of it is computed.
+"""What the operators of a region's graph read while a call of it is computed.
 
 The call's own side sets it (`using`), the operators read it (`now`); each thread has its own.
 """
@@ -130,7 +130,7 @@ def options_of_step() -> dict[str, Any]:
 
 
 class using:  # noqa: N801, no generator: it is entered for each block
-    """Until this ends, let operators go by these fields; the others stay."""
+    """Until this ends, have operators read these fields; the others stay."""
 
     __slots__ = ("_before", "_context")
 

@@ -214,7 +214,7 @@ class Region:
         Args:
             elements: of its largest tensor; None if its inputs need preparation.
         """
-        loaded = self.graph.outcome.loaded
+        loaded = self.graph.status.loaded
         if loaded is None:
             return self.decline(self.graph.reason or of("dropped"))
         guests = self._own_guests
@@ -236,7 +236,7 @@ class Region:
                 if not self._verifier.covers(weights.weight_class, elements):
                     return self._compared(loaded.call, weights, inputs, ready, elements)
                 run = self._runner(loaded.call, weights, ready, form)
-                del ready  # the graph lets go of an input as soon as it can
+                del ready  # the graph frees each input as soon as it can
                 try:
                     results = _tensors(run())
                 except Exception as error:
@@ -340,7 +340,7 @@ class Region:
             self.decline(self._faults.note(self.graph.key, self.graph.description.label, error))
 
     def _judge_beside(self, call: ByHost, result: Any, elements: int) -> None:
-        form, loaded, inputs = self.place.form, self.graph.outcome.loaded, call.inputs
+        form, loaded, inputs = self.place.form, self.graph.status.loaded, call.inputs
         if loaded is None or self._guests is not None:  # dropped, or called otherwise, meanwhile
             return None
         parted = call.parted(result)
@@ -400,7 +400,7 @@ class Region:
         return partial(pieces.run, call_of_place)
 
     def _context(self, weights: Fetched, options: Any = None, live: Any = None) -> using:
-        """What the graph's operators go by."""
+        """What the graph's operators read of this call."""
         before, choices = now(), self._choices
         if options is None:
             options, live = before.options, before.arguments

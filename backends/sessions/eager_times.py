@@ -1,4 +1,4 @@
-"""Figures of the host's own steps and gains of ours, by model and size, kept across restarts.
+"""Times of the host's own steps and measured speed-ups, by model and size, kept across restarts.
 
 Where graphs survive a restart no eager step is timed; those of an earlier process under the same
 conditions are used.
@@ -34,7 +34,7 @@ _MAX_TEXT = 200
 
 
 class _Known(NamedTuple):
-    """Of one size: what an eager call takes, and the gain of ours."""
+    """Of one size: what an eager call takes, and the speed-up."""
 
     figure: Figure
     gain: Gain | None

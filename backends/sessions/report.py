@@ -85,7 +85,7 @@ def model_report(session: Session | None, builder: Builder, note: Reason | None)
         "misses": [
             {
                 "kind": g.description.label,
-                "reason": BY_ANOTHER_SERVER if g.outcome.elsewhere else g.reason or g.state.value,
+                "reason": BY_ANOTHER_SERVER if g.status.elsewhere else g.reason or g.state.value,
             }
             for g in _by_key(g for g in ours if g.state is not State.READY)
         ],

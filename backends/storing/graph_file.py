@@ -125,8 +125,8 @@ class Header(NamedTuple):
     def claims(self, signer: Signer) -> bool:
         """Tell whether the manifest names this machine's own key, rightly or not.
 
-        A public key's name can be written by anybody, so a file in such a name is never taken for
-        one of ours that was damaged.
+        Anybody can write a public key's name, so a file that names one is never taken for a
+        damaged file of this machine.
         """
         return signer.is_own(self.data.get("signer"))
 

@@ -200,8 +200,8 @@ def lab_of_its_own(name: str, folders: pytest.TempPathFactory) -> Iterator[Lab]:
 
 def call_instead(graph: Any, call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     """Have a ready graph be called by this from now on; returns what it was called by."""
-    loaded = graph.outcome.loaded
-    graph.outcome = graph.outcome._replace(loaded=loaded._replace(call=call))
+    loaded = graph.status.loaded
+    graph.status = graph.status._replace(loaded=loaded._replace(call=call))
     before: Callable[[list[Any]], Any] = loaded.call
     return before
 

@@ -20,7 +20,7 @@ from warmgraph_backends.contract import WhenMissing
 from warmgraph_backends.errors import BuildError, LearnError
 from warmgraph_backends.events import Events
 from warmgraph_backends.families.catalogue import code_of
-from warmgraph_backends.graphs.compiled_graph import CompiledGraph, Loaded, Outcome, State
+from warmgraph_backends.graphs.compiled_graph import CompiledGraph, Loaded, State, Status
 from warmgraph_backends.graphs.learned_models import LearnedModels
 from warmgraph_backends.plans.plan import Plan
 from warmgraph_backends.runtime.learner import Learner
@@ -40,20 +40,20 @@ from .made_up import built_here
 CPU = torch.device("cpu")
 
 
-def exported_here(graph: CompiledGraph) -> Outcome:
+def exported_here(graph: CompiledGraph) -> Status:
     """What a worker exports, run operator by operator: nothing is compiled."""
     told = graph.description
     try:
         program = export(code_of(told))
     except BuildError as failure:
-        return Outcome(State.FAILED, reason=failure.reason)
+        return Status(State.FAILED, reason=failure.reason)
 
     def call(values: list[Any]) -> tuple[Any, ...]:
         given = list(values)
         values.clear()
         return tuple(program.graph_module(*given))
 
-    return Outcome(State.READY, loaded=Loaded(call, program.weights, program.work))
+    return Status(State.READY, loaded=Loaded(call, program.weights, program.work))
 
 
 class Here:
@@ -100,7 +100,7 @@ class Steps:
         lab: Lab,
         folder: Path,
         make: Callable[[], torch.nn.Module],
-        built: Callable[[CompiledGraph], Outcome] = built_here,
+        built: Callable[[CompiledGraph], Status] = built_here,
     ) -> None:
         """Set up.
 

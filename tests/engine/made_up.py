@@ -12,7 +12,7 @@ import torch
 from warmgraph_backends.compilers.registry import backend_named
 from warmgraph_backends.contract import WeightSpec
 from warmgraph_backends.families import catalogue as registry
-from warmgraph_backends.graphs.compiled_graph import CompiledGraph, Loaded, Outcome, State
+from warmgraph_backends.graphs.compiled_graph import CompiledGraph, Loaded, State, Status
 from warmgraph_backends.plans.family import Family
 from warmgraph_backends.plans.plan import Plan
 from warmgraph_backends.runtime.planner import Planner
@@ -45,14 +45,14 @@ def compiled(
         lab.engine.close()
 
 
-def built_here(graph: CompiledGraph) -> Outcome:
+def built_here(graph: CompiledGraph) -> Status:
     """What a worker does, which would import a made-up family as a module of ours."""
     backend = graph.backend
     description = graph.description.to_dict()
     task = {"key": graph.key, "description": description, "backend": backend.name}
     payload, facts = build.run(task, measure=contextlib.nullcontext)
     weights = [WeightSpec(w[0], tuple(w[1]), w[2]) for w in facts["weights"]]
-    return Outcome(State.READY, loaded=Loaded(backend.load(payload), weights, facts["work"]))
+    return Status(State.READY, loaded=Loaded(backend.load(payload), weights, facts["work"]))
 
 
 def new_lab(folder: Path) -> Lab:

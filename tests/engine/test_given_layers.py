@@ -296,7 +296,7 @@ def test_layers_fetch_their_own_where_there_is_no_room_to_compute_beside_all(
             raise torch.OutOfMemoryError("no room")
         return call(arguments)
 
-    monkeypatch.setattr(graph, "outcome", graph.outcome)  # which others share, and get back
+    monkeypatch.setattr(graph, "status", graph.status)  # which others share, and get back
     call = call_instead(graph, full)
     calls.clear()
     assert relative(run.sample(run.ours), eager) < QUANTISED

@@ -198,14 +198,14 @@ def test_a_graph_that_differs_at_one_place_is_never_given_on(
     made.run()
     assert made.run() == (0, 0.0) and made.run()[0] == 2
     [graph] = made.scope.graphs
-    outcome = graph.outcome
-    loaded = outcome.loaded
+    status = graph.status
+    loaded = status.loaded
     good = loaded.call
     wrong = loaded._replace(call=lambda values: tuple(1.01 * each for each in good(values)))
-    graph.outcome = graph.outcome._replace(loaded=wrong)
+    graph.status = graph.status._replace(loaded=wrong)
     for _ in range(3):
         assert made.run(CALLS[0], another="structure") == (0, 0.0)
-    graph.outcome = outcome  # the other tests'
+    graph.status = status  # the other tests'
 
 
 def test_another_nodes_attention_is_called_as_often_as_by_the_host(

@@ -83,9 +83,9 @@ def test_between_a_blocks_call_and_its_graph_are_four_functions_of_ours(
     made.run()
     made.run()
     [graph], found = made.scope.graphs, set()
-    outcome = graph.outcome
-    assert outcome.loaded is not None
-    compute = outcome.loaded.call
+    status = graph.status
+    assert status.loaded is not None
+    compute = status.loaded.call
 
     def counted(values: Any) -> Any:
         names, frame = [], sys._getframe(1)
@@ -96,7 +96,7 @@ def test_between_a_blocks_call_and_its_graph_are_four_functions_of_ours(
         found.add(tuple(names))
         return compute(values)
 
-    graph.outcome = outcome._replace(loaded=outcome.loaded._replace(call=counted))
+    graph.status = status._replace(loaded=status.loaded._replace(call=counted))
     assert made.run()[0] == 2
     assert found == {("_compute", "__call__", "serve", "forward")}
 

@@ -206,7 +206,7 @@ def test_a_call_that_a_graph_declines_is_the_hosts_norm_and_silu(
             raise torch.OutOfMemoryError("no room")
         return call(arguments)
 
-    monkeypatch.setattr(graph, "outcome", graph.outcome)  # which others share, and get back
+    monkeypatch.setattr(graph, "status", graph.status)  # which others share, and get back
     call = call_instead(graph, every_other)
     samples = latent(3, 4, 4)
     assert relative(compiled.decode(samples), plain.decode(samples)) < DECODED

@@ -141,7 +141,7 @@ def test_a_graph_whose_builder_is_killed_is_built_by_who_waits(
     (graph,) = server.want(["one"])
     server.graphs.settle()
     time.sleep(claims.POLL_S + 0.2)
-    assert graph.outcome.elsewhere and graph.is_pending and graph.is_coming
+    assert graph.status.elsewhere and graph.is_pending and graph.is_coming
     assert not built(tmp_path)
     holder.kill()
     holder.wait()
@@ -158,7 +158,7 @@ def test_a_build_that_fails_elsewhere_lets_the_next_server_try(
     bad.graphs.settle()
     (second,) = good.want(["one"])
     good.graphs.settle()
-    assert second.outcome.elsewhere
+    assert second.status.elsewhere
     bad.builder.pause(False)
     assert servers.settle([first, second]) == ["failed", "ready"]
     assert built(tmp_path) == {"one": 2} and files(tmp_path) == []
@@ -190,7 +190,7 @@ def test_a_prompt_that_waits_for_graphs_waits_for_those_of_other_servers_and_can
     holder.stdin.write("\n")
     holder.stdin.flush()
     Prompts(lambda: None).wait("SDXL", graphs, server.builder, None)
-    assert graphs[0].state.value == "ready" and not graphs[0].outcome.elsewhere
+    assert graphs[0].state.value == "ready" and not graphs[0].status.elsewhere
 
 
 def test_who_waits_longer_than_its_patience_builds_itself(
@@ -226,7 +226,7 @@ def test_a_graph_that_was_dropped_meanwhile_is_not_built(
     holder.wait()
     assert wait_until(lambda: not server.claims._waiting)
     server.graphs.settle()
-    assert graph.state.value == "failed" and not graph.outcome.elsewhere
+    assert graph.state.value == "failed" and not graph.status.elsewhere
     assert server.builder.progress().total == 0 and not built(tmp_path)
 
 
@@ -237,7 +237,7 @@ def test_a_server_that_closes_waits_for_no_other(serve, hold, servers: ModuleTyp
     server.graphs.settle()
     server.close()
     assert servers.settle(graphs, 1) == ["missing"]
-    assert "closed" in graphs[0].reason and not graphs[0].outcome.elsewhere
+    assert "closed" in graphs[0].reason and not graphs[0].status.elsewhere
 
 
 def test_the_second_to_ask_waits_until_the_first_releases(make) -> None:

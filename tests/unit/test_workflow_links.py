@@ -7,7 +7,7 @@ from typing import Any
 
 from warmgraph_backends.compilers.eager import Eager
 from warmgraph_backends.contract import RegionSpec, WhenMissing
-from warmgraph_backends.graphs.compiled_graph import CompiledGraph, Outcome, State
+from warmgraph_backends.graphs.compiled_graph import CompiledGraph, State, Status
 from warmgraph_backends.runtime.session import SessionOptions
 from warmgraph_backends.sessions.workflow_links import MAX_RECORDS, WorkflowLinks, WorkflowRef
 from warmgraph_backends.storing.signing import Signer
@@ -28,7 +28,7 @@ class _Session:
 
 def _graph(key: str) -> CompiledGraph:
     graph = CompiledGraph(key, RegionSpec("unet", "residual", key, {}, (), ()), Eager())
-    graph.outcome = Outcome(State.BUILDING)
+    graph.status = Status(State.BUILDING)
     return graph
 
 
@@ -46,11 +46,11 @@ def test_what_has_failed_is_waited_for_no_longer(tmp_path: Path) -> None:
     links.expect(_Session(one, other), _workflow(1))
     links.file()
     assert len(links._records) == 1
-    one.outcome = Outcome(State.FAILED)
+    one.status = Status(State.FAILED)
     links.file()
     (record,) = links._records.values()
     assert list(record.graphs) == [other.key]
-    other.outcome = Outcome()  # compiling it was cancelled
+    other.status = Status()  # compiling it was cancelled
     links.file()
     assert not links._records
 

@@ -203,12 +203,12 @@ def _clocked(regions: list[Any]) -> Iterator[list[float]]:
 
         return timed
 
-    before = {region.graph: region.graph.outcome for region in regions}
-    for graph, outcome in before.items():
-        loaded = outcome.loaded
-        graph.outcome = outcome._replace(loaded=loaded._replace(call=clocked(loaded.call)))
+    before = {region.graph: region.graph.status for region in regions}
+    for graph, status in before.items():
+        loaded = status.loaded
+        graph.status = status._replace(loaded=loaded._replace(call=clocked(loaded.call)))
     try:
         yield within
     finally:
-        for graph, outcome in before.items():
-            graph.outcome = outcome
+        for graph, status in before.items():
+            graph.status = status
