@@ -227,5 +227,9 @@ def own_forward(cls: type) -> Any:
 
 
 def bound_forward(root: Any) -> Any:
-    """Return the method that the host wraps; None if it wraps none."""
-    return getattr(root, "_forward", None)
+    """Return the method that the host wraps; None if it wraps none: Stable Audio's forward calls
+    its `_forward` without wrappers.
+    """
+    names = getattr(getattr(type(root).forward, "__code__", None), "co_names", ())
+    is_bare = "_forward" in names and "WrapperExecutor" not in names
+    return None if is_bare else getattr(root, "_forward", None)

@@ -463,6 +463,8 @@ KINDS = {
     "cogvideo": Small(unknown.COGVIDEO, "CogVideoX_T2V", 16, 64, True),
     "hunyuan_3d": Small(unknown.HUNYUAN_3D, "Hunyuan3Dv2", 64, 64),
     "triposplat": Small(unknown.TRIPOSPLAT, "TripoSplat", 16, 64),
+    "stable_audio": Small(unknown.STABLE_AUDIO, "StableAudio", 64, 768),
+    "ace_step": Small(unknown.ACE_STEP, "ACEStep15", 64, 64),
     "ltxv": Small(_LTXV, "LTXV", 128, 96, True),
     "ltx2": Small(_LTX2, "LTXAV", 128, 192, True, 1, ((8,), (16,))),
     "ltx23": Small(_LTX23, "LTXAV", 128, 192, True, 1, ((8,), (16,))),
@@ -478,5 +480,5 @@ WHOLE = ("cosmos", "aura", "kandinsky", "omnigen", "ernie")
 #: Those that no family knows of.
 UNKNOWN = (
     *("mage_flow", "lens", "joyimage", "boogu", "pixeldit"),
-    *("hydit", "cogvideo", "hunyuan_3d", "triposplat"),
+    *("hydit", "cogvideo", "hunyuan_3d", "triposplat", "stable_audio", "ace_step"),
 )

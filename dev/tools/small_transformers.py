@@ -73,7 +73,23 @@ def make_small(
     """As `make`, of a model that has no name here."""
     config = _config(small)
     config.set_inference_dtype(stored or dtype, dtype if stored else None)
-    return config.get_model({}, "", device=torch.device(device))
+    return config.get_model(_beside(small), "", device=torch.device(device))
+
+
+def _beside(small: Small) -> dict[str, torch.Tensor]:
+    """What a model is not made without: Stable Audio's of times."""
+    if small.name != "StableAudio":
+        return {}
+    from comfy.ldm.audio.embedders import NumberConditioner
+
+    made = {"seconds_start": NumberConditioner(768), "seconds_total": NumberConditioner(768)}
+    for module in made.values():
+        fill(module)
+    return {
+        f"conditioner.conditioners.{name}.{key}": value
+        for name, module in made.items()
+        for key, value in module.state_dict().items()
+    }
 
 
 #: Of which the host's detection knows a file at these widths.
@@ -152,7 +168,7 @@ def weights(
     config = _config(KINDS[kind], **changed)
     config.set_inference_dtype(dtype, None)
     config.custom_operations = Operations
-    root = config.get_model({}, "", device=torch.device("cpu")).diffusion_model
+    root = config.get_model(_beside(KINDS[kind]), "", device=torch.device("cpu")).diffusion_model
     fill(root, seed=seed)
     return {name: weight.detach() for name, weight in _learned(root).items()}
 
@@ -188,6 +204,9 @@ def conditioning(kind: str, tokens: int, *, seed: int = 1, batch: int = 1, **fac
         text = torch.randn(batch, tokens, small.text, generator=generator)
         facts["conditioning_mt5xl"] = torch.randn(batch, 256, small.text, generator=generator)
         facts["attention_mask_mt5xl"] = torch.ones(batch, 256, dtype=torch.long)
+    if small.name == "ACEStep15":
+        lyrics = torch.randn(batch, tokens + 7, small.text, generator=generator)
+        facts["conditioning_lyrics"] = lyrics
     if small.name in _MASKED:
         facts.setdefault("attention_mask", torch.ones(batch, tokens, dtype=torch.long))
     if small.settings.get("model_type") in _SEEING:
@@ -248,6 +267,10 @@ def extras(kind: str, height: int, width: int, frames: int, *, seed: int = 5) ->
     return given
 
 
+#: Of places in no order, or of sound.
+_ROWS = ("Hunyuan3Dv2", "StableAudio", "ACEStep15")
+
+
 def latent(
     kind: str, height: int, width: int, *, batch: int = 1, frames: int = 1, sounds: int = 8
 ) -> Any:
@@ -260,7 +283,7 @@ def latent(
     middle = (frames,) if small.is_video else ()
     height, width = (side // small.patch * small.patch for side in (height, width))
     images = torch.zeros(batch, small.channels, *middle, height, width)
-    if small.name == "Hunyuan3Dv2":  # of places in no order
+    if small.name in _ROWS:
         return {"samples": images.flatten(2)}
     if small.sounds is None and small.name != "TripoSplat":
         return {"samples": images}
@@ -280,8 +303,9 @@ def reference(kind: str, height: int, width: int, *, seed: int = 3) -> torch.Ten
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-#: Buffers that a file brings: SD3's positions, H3's rotations and its curve.
-_IN_FILES = ("pos_embed", "rope.inv_freq", "adaln_t_table")
+#: Buffers that a file brings: SD3's positions, H3's and Stable Audio's rotations, H3's curve.
+_ROTATIONS = ("rope.inv_freq", "transformer.rotary_pos_emb.inv_freq")
+_IN_FILES = ("pos_embed", *_ROTATIONS, "adaln_t_table")
 
 
 def _learned(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -292,11 +316,11 @@ def _learned(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def _values(name: str, weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     values = torch.randn(weight.shape, generator=generator)
-    if name == "rope.inv_freq":
+    if name in _ROTATIONS:
         return 1e-4 ** (torch.arange(len(weight)) / len(weight))
     if "scale_shift_table" in name:
         return 0.3 * values
     if weight.dim() == 1:
-        scale = "norm" in name and name.endswith(("weight", "scale"))
+        scale = "norm" in name and name.endswith(("weight", "scale", "gamma"))
         return (1.0 if scale else 0.0) + 0.05 * values
     return values / weight.shape[1:].numel() ** 0.5

@@ -91,3 +91,30 @@ TRIPOSPLAT = {
     "cond_channels": 64,
     "num_blocks": 2,
 }
+STABLE_AUDIO = {
+    "audio_model": "dit1.0",
+    "global_cond_dim": 1536,
+    "project_cond_tokens": False,
+    "cond_token_dim": 768,
+    "embed_dim": 768,
+    "num_heads": 12,
+    "depth": 2,
+    "timestep_features_type": "learned",
+}
+ACE_STEP = {
+    "audio_model": "ace1.5",
+    "hidden_size": 256,
+    "text_hidden_dim": 64,
+    "intermediate_size": 256,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "num_dit_layers": 4,
+    "num_lyric_layers": 2,
+    "num_timbre_layers": 2,
+    "num_tokenizer_layers": 2,
+    "sliding_window": 8,
+    "fsq_dim": 256,
+    "encoder_hidden_size": 256,
+    "encoder_intermediate_size": 256,
+    "encoder_num_heads": 2,
+}

@@ -57,11 +57,13 @@ UNDESCRIBED = {
     "hydit": (2, 4, {"bare"}),
     "cogvideo": (1, 2, {"live"}),
     "hunyuan_3d": (2, 4, {"live"}),
+    "stable_audio": (1, 2, {"live"}),
+    "ace_step": (4, 12, {"bare"}),
 }
 #: Why blocks of these are not, by key: Boogu has some for images that it is to look at.
 OUTSIDE = {"boogu": {"learned_not_called"}}
 #: Of those: two ways, one that attends barely, and blocks that are called otherwise.
-QUICK = ("aura", "ernie", "pixeldit")
+QUICK = ("aura", "ernie", "pixeldit", "stable_audio")
 #: Whose step a worker exports in a few seconds.
 EXPORTED = ("aura", "omnigen", "ernie", "lens", "joyimage", "hydit", "cogvideo", "hunyuan_3d")
 

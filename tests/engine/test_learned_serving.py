@@ -251,6 +251,26 @@ def test_a_call_of_another_structure_is_compared_anew(
     assert served.reasons() & {"differs", "once_more"}
 
 
+@pytest.mark.parametrize(
+    ("kind", "places"),
+    [("stable_audio", 2), pytest.param("ace_step", 12, marks=pytest.mark.slow)],
+)
+def test_a_model_of_sound_is_served(host: Host, tmp_path: Path, kind: str, places: int) -> None:
+    """Stable Audio's forward has no wrappers of the host around it; ACE-Step's blocks are called in
+    four ways.
+    """
+    lab = Lab(tmp_path)
+    try:
+        served = Served(host, lab, kind)
+        served.learn()
+        jobs = lab.jobs()
+        for sizes in CALLS:
+            served.check(sizes, places)
+        assert lab.jobs() == jobs and lab.builds() == jobs - 1
+    finally:
+        lab.engine.close()
+
+
 def _under_another_nodes_attention(model: Any) -> Any:
     def attend(function: Any, *args: Any, **named: Any) -> Any:
         named.pop("transformer_options", None)

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from warmgraph_backends.errors import LearnError
+from warmgraph_backends.host_api.layers import bound_forward
+from warmgraph_tools import small_transformers as transformers
 from warmgraph_tools.inprocess import Host
 
 from . import learned_models
@@ -119,3 +121,12 @@ def test_a_length_that_a_width_happens_to_equal_is_learned_as_a_length(models: A
 
     record = learned_of(models.Sound, *given(SOUNDS[0]))
     check(models.Sound().eval(), record, map(given, SOUNDS))
+
+
+@pytest.mark.parametrize(("kind", "wraps"), [("stable_audio", False), ("aura", True)])
+def test_a_method_around_which_the_host_puts_nothing_is_not_taken_for_one(
+    host: Host, kind: str, wraps: bool
+) -> None:
+    """Stable Audio's forward calls its `_forward` by itself: no wrapper would come to it."""
+    root = transformers.make(kind).diffusion_model
+    assert (bound_forward(root) is not None) == wraps
