@@ -20,6 +20,7 @@ from ..reasons import NOTHING, of
 from ..target.compiler_options import inductor_fingerprint
 from ..torch_api import payload as payloads
 from ..torch_api.version_files import constants_of
+from .toolchain import cpp_compiler
 
 
 class Inductor:
@@ -38,7 +39,7 @@ class Inductor:
         compiles its launchers.
         """
         if device == CPU:
-            return [_cpp_compiler()]
+            return [cpp_compiler()]
         if sys.platform == "win32":  # triton-windows brings one along
             return ()
         compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
@@ -124,16 +125,6 @@ def _torch() -> Requirement:
     missing = present.missing_api()
     remedy = of("do_update_torch")
     return Requirement("torch", missing is None, missing or NOTHING, remedy, is_final=True)
-
-
-def _cpp_compiler() -> Requirement:
-    compiler = "cl" if sys.platform == "win32" else "g++"
-    return Requirement(
-        "C++ compiler",
-        any(shutil.which(c) for c in (compiler, "c++", "clang++")),
-        of("no_cpp_compiler", name=compiler),
-        of("do_install_one"),
-    )
 
 
 def _of_device(device: str) -> list[Requirement]:

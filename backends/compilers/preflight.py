@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ..contract import Requirement
+from ..device.kinds import CPU
+from ..reasons import of
 from .registry import COMPILERS
+from .toolchain import other_triton, wanted_triton
 
 _TRITON = "triton"
 _COMPILER = "compiler"
+#: Without the workload it has no compiler; torch refuses one that does not speak English.
+_BUILD_TOOLS = (
+    "winget install Microsoft.VisualStudio.2022.BuildTools --override "
+    '"--passive --wait --addProductLang en-US '
+    '--add Microsoft.VisualStudio.Workload.VCTools --includeRecommended"'
+)
 #: By a distribution's `ID` or `ID_LIKE`: how its package manager gets a C and C++ compiler.
 PACKAGES = {
     "debian": "sudo apt install build-essential",
@@ -35,12 +44,24 @@ def needs(device: str) -> Iterator[Requirement]:
     yield from preferred.needs_to_build(device)
 
 
+def doubts(device: str) -> Iterator[Requirement]:
+    """Yield what is there and may not work; nothing is refused because of it.
+
+    Args:
+        device: its type, as PyTorch names it.
+    """
+    if device != CPU and (reason := other_triton()):
+        remedy = of("do_install_that_triton", wanted=wanted_triton())
+        yield Requirement("Triton", False, reason, remedy)
+
+
 def install_command(
     requirement: Requirement,
     *,
     platform: str = sys.platform,
     environment: Mapping[str, str] = os.environ,
     release: Path = Path("/etc/os-release"),
+    requires: Iterable[str] | None = None,
 ) -> str:
     """Return the command that installs what is missing, "" if unknown.
 
@@ -48,17 +69,19 @@ def install_command(
         platform: as `sys.platform` names it.
         environment: variables of the server's process, by which conda is recognised.
         release: the file with a Linux distribution's name.
+        requires: what torch's metadata requires; default: that of the torch that is installed.
     """
     name = requirement.name.casefold()
     if _TRITON in name:
         wheel = "triton-windows" if platform == "win32" else "triton"
-        return f'"{sys.executable}" -m pip install {wheel}'
+        version = f"=={wanted}.*" if (wanted := wanted_triton(requires)) else ""
+        return f'"{sys.executable}" -m pip install "{wheel}{version}"'
     if _COMPILER not in name:
         return ""
     if "CONDA_PREFIX" in environment:
         return "conda install -c conda-forge c-compiler cxx-compiler"
     if platform == "win32":
-        return "winget install Microsoft.VisualStudio.2022.BuildTools"
+        return _BUILD_TOOLS
     if platform == "darwin":
         return "xcode-select --install"
     return next((PACKAGES[name] for name in _distribution(release) if name in PACKAGES), "")

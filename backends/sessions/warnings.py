@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..compilers.preflight import install_command, needs
+from ..compilers.preflight import doubts, install_command, needs
 from ..contract import Requirement
 from ..device.gpu import compiled_for
 from ..errors import BuildError, console_command
@@ -18,14 +18,13 @@ from ..reasons import Reason
 from .lines import Line, line, plain
 from .settings import Settings
 
-#: What may be missing, and the sentences that tell of it.
+#: What may be missing, and the sentence that tells of it.
 _MISSING = {
-    "torch": ("mend_torch", "mend_torch_why"),
-    "Triton": ("mend_triton", "mend_triton_why"),
-    "C compiler": ("mend_c_compiler", "mend_c_compiler_why"),
-    "C++ compiler": ("mend_cpp_compiler", "mend_cpp_compiler_why"),
+    "torch": "mend_torch",
+    "Triton": "mend_triton",
+    "C compiler": "mend_c_compiler",
+    "C++ compiler": "mend_cpp_compiler",
 }
-_OTHER = ("mend_other", "mend_other_why")
 
 
 class Warning(NamedTuple):
@@ -72,8 +71,8 @@ def of_machine() -> tuple[Warning, ...]:
 
 @cache
 def _of(device: str) -> tuple[Warning, ...]:
-    found = needs(device)
-    return tuple(_missing(requirement) for requirement in found if not requirement.met)
+    unmet = tuple(_missing(need) for need in needs(device) if not need.met)
+    return unmet or tuple(map(_doubtful, doubts(device)))
 
 
 def of_settings(settings: Settings, off: Mapping[Feature, Reason]) -> Iterator[Warning]:
@@ -108,8 +107,13 @@ def of_graphs(
 
 
 def _missing(need: Requirement) -> Warning:
-    title, text = _MISSING.get(need.name, _OTHER)
     told = {"name": need.name, "reason": need.reason, "remedy": need.remedy}
-    return Warning(
-        f"missing {need.name}", (line(title, **told), line(text, **told)), install_command(need)
-    )
+    title = line(_MISSING.get(need.name, "mend_other"), **told)
+    command = install_command(need)
+    return Warning(f"missing {need.name}", (title, line("mend_other_why", **told)), command)
+
+
+def _doubtful(need: Requirement) -> Warning:
+    told = {"name": need.name, "reason": need.reason, "remedy": need.remedy}
+    lines = (line("mend_doubtful", **told), line("mend_doubtful_why", **told))
+    return Warning(f"doubtful {need.name}", lines, install_command(need))

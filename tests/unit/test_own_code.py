@@ -45,6 +45,7 @@ ELSEWHERE = {
     "compilers/inductor.py": "says what is needed, and who makes, loads and reads graphs",
     "compilers/registry.py": "a list; the backend's name is part of the target",
     "compilers/self_test.py": "says why nothing compiles, after a build has failed",
+    "compilers/toolchain.py": "says what is needed; the versions themselves are in the target",
     "contract.py": "words; what a description says is in the key itself",
     "device/cards.py": "which sort of card is pretended is in the target",
     "device/gpu.py": "which GPU it is, and with which CUDA, is in the target",

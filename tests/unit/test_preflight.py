@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import re
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from warmgraph_backends.compilers.preflight import install_command, needs
+from warmgraph_backends.compilers import preflight, toolchain
+from warmgraph_backends.compilers.preflight import doubts, install_command, needs
 from warmgraph_backends.contract import Requirement
+from warmgraph_backends.reasons import of
 from warmgraph_backends.sessions import warnings
-from warmgraph_backends.sessions.lines import ENGLISH
 
 COMPILER = Requirement("C++ compiler", False)
 
@@ -52,23 +55,121 @@ def test_a_conda_environment_gets_its_own_compiler_and_windows_and_macs_theirs(
     assert "xcode-select" in install_command(COMPILER, platform="darwin", environment={})
 
 
-def test_triton_is_named_as_it_is_called_there() -> None:
+MADE_WITH_36 = ['triton==3.6.0; platform_system == "Linux"', "filelock", "pytorch-tritonx==9.9"]
+
+
+def test_triton_is_named_as_it_is_called_there_in_the_version_that_torch_was_made_with() -> None:
     triton = Requirement("Triton", False)
-    assert install_command(triton, platform="win32").endswith("-m pip install triton-windows")
-    assert install_command(triton, platform="linux").endswith("-m pip install triton")
+    command = install_command(triton, platform="win32", requires=MADE_WITH_36)
+    assert command.endswith('-m pip install "triton-windows==3.6.*"')
+    command = install_command(triton, platform="linux", requires=MADE_WITH_36)
+    assert command.endswith('-m pip install "triton==3.6.*"')
+    assert install_command(triton, platform="win32", requires=[]).endswith('"triton-windows"')
     assert install_command(Requirement("torch", False), platform="linux") == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ("triton==3.6.0", "3.6"),
+        ('triton~=3.8.0; platform_system == "Linux" and python_version < "3.15"', "3.8"),
+        ("pytorch-triton == 3.7.1+git1b0418a9", "3.7"),
+        ("triton>=3", ""),
+        ("tritonclient==2.41.0", ""),
+    ],
+)
+def test_the_wanted_version_is_that_of_torchs_metadata(line: str, version: str) -> None:
+    assert toolchain.wanted_triton(["sympy>=1.13", line]) == version
+
+
+def test_this_torch_says_which_triton_it_was_made_with_and_that_one_is_no_doubt() -> None:
+    """The metadata of the wheel itself, also of Windows'."""
+    if torch.__version__.startswith("2.11."):
+        assert toolchain.wanted_triton() == "3.6"
+    assert [*doubts("cpu")] == []
+    if toolchain.wanted_triton() and sys.platform == "linux":  # where torch brings it along
+        assert [*doubts("cuda")] == []
+
+
+def test_a_triton_of_another_minor_version_is_told_with_the_command() -> None:
+    reason = toolchain.other_triton("3.6", "3.8.0")
+    assert reason == "Triton 3.8.0 is installed, and this PyTorch was made with 3.6"
+    fitting = (("3.6", "3.6.2"), ("3.6", "3.6.0.post26"), ("", "3.8.0"), ("3.6", ""), ("3.6", "x"))
+    assert not any(toolchain.other_triton(*versions) for versions in fitting)
+    assert toolchain.other_triton("3.1", "3.10.0")
+
+
+def cpp(
+    environment: dict[str, str], *there: str, platform: str = "win32", language: int | None = None
+) -> tuple[bool, str, str]:
+    """What is said of a C++ compiler, if these programs are on the path."""
+    found = toolchain.cpp_compiler(
+        platform=platform,
+        environment=environment,
+        which=lambda name: name if name in there else None,
+        language=lambda _path: language,
+    )
+    return found.met, found.reason.key, found.remedy.key
+
+
+def test_a_cpp_compiler_counts_as_torch_counts_it_on_windows() -> None:
+    ready = {"INCLUDE": "C:\\include"}
+    assert cpp(ready, "cl", language=0x0409)[0]
+    assert cpp(ready, "cl")[0]  # without a version, torch does not refuse it either
+    german = (False, "cpp_compiler_not_english", "do_install_english")
+    assert cpp(ready, "cl", language=0x0407) == german
+    assert cpp({"CXX": "D:\\vc\\CL.EXE"}, "D:\\vc\\CL.EXE", language=0x0407) == german
+    assert cpp({}, "cl") == (False, "no_cpp_headers", "do_start_from_cpp_prompt")
+    missing = (False, "no_cpp_compiler", "do_install_cpp_workload")
+    assert cpp(ready) == missing
+    assert cpp(ready, "clang++", "g++", "c++", "clang-cl") == missing  # torch looks for cl only
+    assert cpp({"CXX": "clang-cl"}, "cl") == missing
+    for name in ("clang-cl", "C:\\LLVM\\bin\\clang-cl.exe", "icx-cl"):
+        assert cpp({"CXX": name}, name, language=0x0407)[0], name
+    for name in ("clang++", "clang", "C:\\LLVM\\bin\\Clang++.exe", "g++", "icx"):
+        refused = cpp({"CXX": name}, name, "cl")
+        assert refused == (False, "refused_cpp_compiler", "do_name_clang_cl"), name
+
+
+def test_a_cpp_compiler_counts_as_torch_counts_it_elsewhere() -> None:
+    missing = (False, "no_cpp_compiler", "do_install_one")
+    assert cpp({}, "g++", platform="linux")[0]
+    assert cpp({}, "clang++", "c++", platform="linux") == missing
+    assert cpp({"CXX": "clang++"}, "clang++", platform="linux")[0]
+    assert cpp({"CXX": "clang++"}, "g++", platform="linux") == missing
+    assert cpp({}, "clang++", platform="darwin")[0]
+
+
+ASKS_TORCH = """
+from torch._inductor import cpp_builder
+cpp_builder._is_clang(cpp_builder.get_cpp_compiler())
+"""
+
+
+@pytest.mark.parametrize("name", ["", "clang-cl", "clang++", "no-such-compiler"])
+def test_torch_itself_takes_and_refuses_the_same(name: str) -> None:
+    """With what is on this machine."""
+    environment = {each: value for each, value in os.environ.items() if each != "CXX"}
+    environment |= {"CXX": name} if name else {}
+    ours = toolchain.cpp_compiler(environment=environment)
+    asked = subprocess.run([sys.executable, "-c", ASKS_TORCH], env=environment, capture_output=True)
+    if sys.platform != "win32" or asked.returncode:  # there we also look at INCLUDE
+        assert ours.met is (asked.returncode == 0), asked.stderr.decode()[-500:]
 
 
 def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(device: str) -> list[str]:
         return [need.name for need in needs(device) if not need.met]
 
-    assert "C++ compiler" not in missing("cpu")  # the tests need one themselves
+    if sys.platform != "win32":
+        assert "C++ compiler" not in missing("cpu")  # the tests need one themselves
     monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CC", raising=False)
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
     assert missing("cpu") == ["C++ compiler"]
-    assert "C compiler" in missing("cuda")
-    monkeypatch.setenv("CC", "/usr/bin/tcc")
+    if sys.platform != "win32":  # where triton-windows brings its own
+        assert "C compiler" in missing("cuda")
+        monkeypatch.setenv("CC", "/usr/bin/tcc")
     assert "C compiler" not in missing("cuda")
 
 
@@ -81,21 +182,22 @@ def _looked_at_anew() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_looked_at_anew")
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_each_need_is_told_in_a_sentence_of_its_own_which_says_what_the_compiler_says(
+def test_each_need_is_told_with_what_the_compiler_says_as_data_that_pages_translate(
     monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
-    """Its own, for pages in other languages: what the compiler says is English."""
-    wanted = [need._replace(met=False, reason=need.reason or "it is old") for need in needs(device)]
+    reason, remedy = of("no_triton"), of("do_install_one")
+    wanted = [
+        need._replace(met=False, reason=need.reason or reason, remedy=need.remedy or remedy)
+        for need in needs(device)
+    ]
     monkeypatch.setattr(warnings, "needs", lambda _device: wanted)
     found = warnings.of_machine()
     assert len(found) == len(wanted) > 1
     for need, warning in zip(wanted, found, strict=True):
         assert need.name.split()[-1].casefold() in warning.title.casefold()
-        text = f"Nothing can be compiled: {need.reason}; {need.remedy}"
-        told, ends = re.subn("[;,] then restart ComfyUI\\.$", "", warning.text)
-        assert ends == 1, warning.text
-        plain = [re.sub(r" \([^)]*\)", "", each) for each in (told, text)]
-        assert plain[0] == plain[1]
+        text = f"Nothing can be compiled: {need.reason}; {need.remedy}; then restart ComfyUI."
+        assert warning.text == text
+        assert {*warning.plain()["lines"][1]["reasons"]} == {"reason", "remedy"}
         if need.name != "NVIDIA CUDA":  # whose lack is none: then it is the processor that is asked
             assert warning.lines[0].key != "mend_other", need.name
 
@@ -121,9 +223,21 @@ def test_a_warning_is_data_that_a_page_may_show_in_its_language(
             for key, text in (("mend_other", warning.title), ("mend_other_why", warning.text))
         ],
     }
-    assert {f"{key}_why" for key in ENGLISH if re.fullmatch("mend_(?!.*_why).*", key)} == {
-        key for key in ENGLISH if re.fullmatch("mend_.*_why", key)
-    }
+
+
+@pytest.mark.usefixtures("_looked_at_anew")
+def test_what_may_not_fit_is_told_where_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    need = Requirement("Triton", False, of("other_triton", found="3.8.0", wanted="3.6"))
+    need = need._replace(remedy=of("do_install_that_triton", wanted="3.6"))
+    monkeypatch.setattr(warnings, "needs", lambda _device: [Requirement("torch", True)])
+    monkeypatch.setattr(warnings, "doubts", lambda _device: [need])
+    (warning,) = warnings.of_machine()
+    assert warning.title == "Triton may not fit"
+    assert warning.text == (
+        "Compiling may fail: Triton 3.8.0 is installed, and this PyTorch was made with 3.6; "
+        "install Triton 3.6, which on Windows is triton-windows 3.6; then restart ComfyUI."
+    )
+    assert warning.command == preflight.install_command(need) != ""
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch knows no NVIDIA card")
