@@ -136,7 +136,7 @@ def _doctor(options: argparse.Namespace) -> int:
     user = options.user_directory or base / "user"
     store = options.store or base / "models" / "compiled_graphs"
     places = Places(base, user, store, options.comfyui or PACK.parents[1])
-    return doctor(places, options.device)
+    return doctor(places, options.device, options.save)
 
 
 def _prebuild(options: argparse.Namespace) -> int:
@@ -250,6 +250,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument(
         "--store", type=Path, metavar="FOLDER", help="default: BASE/models/compiled_graphs"
+    )
+    command.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="write what is said of the machine to this file, without the names of people, "
+        "computers and folders, to be sent with an issue",
     )
     command.add_argument("--ask", nargs="+", help=argparse.SUPPRESS)
     _add_folders(command).set_defaults(run=_doctor)

@@ -1,8 +1,8 @@
 """Asks PyTorch and ComfyUI about themselves in a separate process, because importing them may fail,
 print, hang or end the process.
 
-Such a process is `cli.py doctor --ask torch DEVICE` or `--ask host FOLDER DEVICE`; it prints lines
-of JSON after a mark. If it dies, its last output is reported.
+Such a process is `cli.py doctor --ask torch DEVICE FILE`, `--ask graph DEVICE FILE` or `--ask host
+FOLDER DEVICE`; it prints lines of JSON after a mark. If it dies, its last output is reported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def ask(*question: str, limit_s: float) -> tuple[dict[str, Any], str | None]:
     """Ask in a separate process.
 
     Args:
-        question: "torch" and a device, or "host", a folder and a device.
+        question: "torch", a device and the file that gets a small graph; "graph", a device and
+            that file, to run it; or "host", a folder and a device.
         limit_s: seconds until it is given up.
 
     Returns:
@@ -61,7 +62,9 @@ def ask(*question: str, limit_s: float) -> tuple[dict[str, Any], str | None]:
 def answer(question: list[str]) -> int:
     """Answer one question, in the separate process."""
     if question[0] == "torch":
-        _answer_of_torch(question[1], _tell)
+        _answer_of_torch(question[1], Path(question[2]), _tell)
+    elif question[0] == "graph":
+        _answer_of_graph(question[1], Path(question[2]), _tell)
     else:
         _answer_of_host(Path(question[1]), question[2], _tell)
     return 0
@@ -87,24 +90,27 @@ def _last_words(output: bytes, code: int) -> str:
     return f"{said[:300]} ({how})"
 
 
-def _answer_of_torch(device: str, tell: Callable[..., None]) -> None:
+def _answer_of_torch(device: str, graph: Path, tell: Callable[..., None]) -> None:
     try:
         import torch
     except Exception as error:  # a broken installation raises anything
         tell(**{"no torch": f"{type(error).__name__}: {error}"})
         return
-    from warmgraph_backends.compilers.preflight import needs
-    from warmgraph_backends.compilers.registry import COMPILERS
+    from warmgraph_backends.compilers.preflight import doubts, install_command, needs
     from warmgraph_backends.device import gpu, libcuda
 
     on_gpu = gpu.is_gpu(gpu.compiled_for())
     device = device if device != "auto" else gpu.compiled_for()
     triton, broken = _triton()
     found = []
-    for name, met, reason, remedy, _ in needs(device):
+    for need in needs(device):
+        name, met, reason, remedy, _ = need
         if name == "Triton" and met and broken:
             met, reason = False, f"Triton is installed but cannot be imported ({broken})"
+        command = "" if met else install_command(need)
+        remedy = f"{remedy}: {command}" if command else remedy
         found.append((name, met, reason, remedy, _detail(name, triton)))
+    doubtful = [(d.name, d.reason, f"{d.remedy}: {install_command(d)}") for d in doubts(device)]
     tell(
         torch=torch.__version__,
         device=device,
@@ -112,13 +118,40 @@ def _answer_of_torch(device: str, tell: Callable[..., None]) -> None:
         driver=libcuda.capability() is not None,
         triton=triton,
         requirements=found,
+        doubts=doubtful,
     )
     if not all(met for _, met, *_ in found):
         return
-    started = time.monotonic()
-    why = COMPILERS[0].explain_failure(device)
-    problem = "" if why is None else str(why).splitlines()[0]
-    tell(self_test=problem, seconds=round(time.monotonic() - started, 1))
+    from warmgraph_backends.compilers.self_test import build, check
+
+    def make() -> None:
+        payload = build(device)
+        check(device, payload)
+        graph.write_bytes(payload)
+
+    tell(built=_outcome(make))
+
+
+def _answer_of_graph(device: str, graph: Path, tell: Callable[..., None]) -> None:
+    """Run the graph that another process has built."""
+    from warmgraph_backends.compilers.self_test import check
+    from warmgraph_backends.cuda_graphs import driver
+    from warmgraph_backends.device import gpu
+
+    payload, record = graph.read_bytes(), driver.record if gpu.is_gpu(device) else None
+    tell(replayed=_outcome(lambda: check(device, payload, record=record)))
+
+
+def _outcome(do: Callable[[], None]) -> tuple[str, float]:
+    """Do it; return why it failed, "" if it did not, and how many seconds it took."""
+    from warmgraph_backends.errors import RequirementError
+
+    started, problem = time.monotonic(), ""
+    try:
+        do()
+    except RequirementError as error:
+        problem = str(error).splitlines()[0]
+    return problem, round(time.monotonic() - started, 1)
 
 
 def _triton() -> tuple[str | None, str]:
@@ -135,6 +168,7 @@ def _detail(name: str, triton: str | None) -> str:
     """Details of something that a backend requires."""
     import torch
 
+    from warmgraph_backends.compilers import toolchain
     from warmgraph_backends.device import gpu
 
     if name == "torch":
@@ -143,10 +177,9 @@ def _detail(name: str, triton: str | None) -> str:
         return f"{triton}"
     if name == "NVIDIA CUDA":
         return f"{gpu.toolkit()}"
+    names: tuple[str, ...] = (toolchain.cpp_compiler_name(),)
     if name == "C compiler":
-        names: tuple[str, ...] = (os.environ.get("CC", "gcc"), "gcc", "clang")
-    else:
-        names = ("cl",) if sys.platform == "win32" else ("g++", "c++", "clang++")
+        names = (os.environ.get("CC", "gcc"), "gcc", "clang")
     paths = [path for name in names if (path := shutil.which(name))]
     return paths[0] if paths else "found"
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import platform
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from warmgraph_backends.sessions.settings import Settings
 
+from . import nameless
 from .asked import ask
 from .embedded import headers
 from .fleet import fleet
@@ -19,6 +21,7 @@ from .line import Line
 from .output import say
 
 PACK = Path(__file__).resolve().parents[1]
+_ELSE = "without that every model runs at normal speed"
 
 
 class Places(NamedTuple):
@@ -37,36 +40,59 @@ class Places(NamedTuple):
     comfyui: Path
 
 
-def doctor(places: Places, device: str) -> int:
+def doctor(places: Places, device: str, saved: Path | None = None) -> int:
     """Check everything, and print each result at once.
 
     Args:
         places: where to look; nothing is changed there.
         device: "cuda", "cpu" or "auto": what PyTorch has here.
+        saved: the file that gets what was said of the machine, without names; None: none does.
 
     Returns:
         0 when all is well, 1 when anything needs the user.
     """
-    to_do = 0
-    for line in _lines(places, device):
-        say(f"{'ok   ' if line.ok else 'TO DO'}  {line.name}: {line.text}")
+    to_do, texts = 0, []
+    for line, is_of_machine in _lines(places, device):
+        text = f"{'ok   ' if line.ok else 'TO DO'}  {line.name}: {line.text}"
+        say(text)
         to_do += not line.ok
+        if is_of_machine:
+            texts.append(text)
+    if saved is not None:
+        names = nameless.of_machine({PACK: "<warmgraph>", places.comfyui: "<ComfyUI>"})
+        saved.write_text(nameless.text("\n".join(texts), names) + "\n", "utf-8")
+        say(f"ok     {saved}: holds what was said of this machine, without names")
     say("all is well" if not to_do else f"{to_do} {'thing' if to_do == 1 else 'things'} to do")
     return 1 if to_do else 0
 
 
-def _lines(places: Places, device: str) -> Iterator[Line]:
+def _lines(places: Places, device: str) -> Iterator[tuple[Line, bool]]:
+    """Each result, and whether it is one of the machine; others are of what a user keeps there."""
+    for line in _of_machine(places, device):
+        yield line, True
+    for line in _of_kept(places):
+        yield line, False
+
+
+def _of_machine(places: Places, device: str) -> Iterator[Line]:
     yield Line("Warmgraph", True, f"{_version()} in {PACK}")
     yield Line("Python", True, f"{platform.python_version()}, {platform.platform()}")
     yield from headers(Path(sys.executable).parent, platform.python_version())
-    facts, died = ask("torch", device, limit_s=600.0)
-    yield from _torch(facts, died)
+    with tempfile.TemporaryDirectory(prefix="warmgraph-doctor-") as folder:
+        graph = Path(folder, "graph")
+        facts, died = ask("torch", device, str(graph), limit_s=600.0)
+        yield from _torch(facts, died)
+        if graph.exists():
+            yield _replayed(facts, *ask("graph", facts["device"], str(graph), limit_s=300.0))
     yield from _host(places, device=facts.get("device", "cpu"))
+    yield from _vram(places.user, facts.get("gpus", []))
+
+
+def _of_kept(places: Places) -> Iterator[Line]:
     yield signing_key(places.user)
     yield from fleet(places.user / PRIVATE)
     yield from store(places.store, places.user)
     yield from beside_workflows(places.user)
-    yield from _vram(places.user, facts.get("gpus", []))
     yield leftovers(places.user)
 
 
@@ -107,15 +133,24 @@ def _torch(facts: dict[str, Any], died: str | None) -> Iterator[Line]:
         yield Line("Triton", True, f"{facts['triton'] or 'none'}; only GPUs need it")
     if not all(met for _, met, *_ in facts["requirements"]):
         return  # nothing can be compiled
-    if "self_test" in facts:
-        problem = facts["self_test"]
-        good = f"compiled for {facts['device']}, packed, loaded and run in {facts['seconds']} s"
-        remedy = "without that every model runs at normal speed"
-        yield Line(
-            "a small compiled graph", not problem, good if not problem else f"{problem}; {remedy}"
-        )
-    else:
+    yield from (Line(name, False, f"{why}; {mend}") for name, why, mend in facts["doubts"])
+    if "built" not in facts:
         yield Line("a small compiled graph", False, f"compiling it ended the process: {died}")
+        return
+    problem, seconds = facts["built"]
+    good = f"compiled for {facts['device']}, packed, loaded and run in {seconds} s"
+    yield Line("a small compiled graph", not problem, f"{problem}; {_ELSE}" if problem else good)
+
+
+def _replayed(built: dict[str, Any], facts: dict[str, Any], died: str | None) -> Line:
+    """The same graph in a process that has not compiled it."""
+    problem, seconds = facts.get("replayed", (f"it ended the process: {died}", 0.0))
+    good = f"loaded, run and, as a CUDA graph, replayed in {seconds} s, with the right results"
+    if built["device"] == "cpu":
+        good = f"loaded and run in {seconds} s, with the right results; no card was tried"
+    return Line(
+        "the same one in a new process", not problem, f"{problem}; {_ELSE}" if problem else good
+    )
 
 
 def _host(places: Places, device: str) -> Iterator[Line]:

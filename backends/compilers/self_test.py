@@ -6,6 +6,9 @@ which nothing can.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+
 import torch
 
 from ..errors import RequirementError, WarmgraphError
@@ -16,6 +19,9 @@ from ..torch_api.loading import unpack
 from ..torch_api.packing import pack
 from ..torch_api.present import missing_api
 from ..torch_api.tracing import fake_mode, fakes_worked_out, size_oblivious
+
+Record = Callable[[Callable[[], torch.Tensor]], tuple[torch.Tensor, Callable[[], None]]]
+"""Captures a call; returns its result, and what computes it again (`cuda_graphs.driver.record`)."""
 
 #: What code raises that meets other names, signatures or classes than it was written for.
 _LASTING = (
@@ -37,38 +43,79 @@ def self_test(device: str) -> None:
         RequirementError: the step that does not work with this torch; a final one if it cannot work
             in this process.
     """
-    step = "finding the private APIs"
-    try:
+    check(device, build(device))
+
+
+def build(device: str) -> bytes:
+    """Compile a one-line graph on `device`, and return it packed.
+
+    Raises:
+        RequirementError: see `self_test`.
+    """
+    with _step("finding the private APIs"):
         if (missing := missing_api()) is not None:
             raise RequirementError(missing, final=True)
-        step = "making fakes"
+    with _step("making fakes"):
         fake_mode()
-        step = "exporting with symbolic sizes"
+    with _step("exporting with symbolic sizes"):
         rows = torch.export.Dim("rows", min=1, max=1024)
         with torch.no_grad(), size_oblivious(), fakes_worked_out():
             sample = torch.ones(2, 8, device=device)
             exported = torch.export.export(
                 _Probe(), (sample,), dynamic_shapes=({0: rows},), strict=False
             )
-        step = "compiling"
+    with _step("compiling"):
         graph, config = exported.graph_module, base_config(device)
         module, source = compile_wrapper(graph, config, last_pass=_change_nothing)
         module.call([sample])
-        step = "packing"
-        payload, _ = pack(module, source)
-        step = "loading"
+    with _step("packing"):
+        return pack(module, source)[0]
+
+
+def check(device: str, payload: bytes, *, record: Record | None = None) -> None:
+    """Unpack what `build` returned, run it on `device` and compare; in any process.
+
+    Args:
+        device: a GPU's or "cpu".
+        payload: the graph.
+        record: captures a call, which is then replayed on other values.
+
+    Raises:
+        RequirementError: see `self_test`.
+    """
+    with _step("loading"):
         call = unpack(payload)
-        step = "running"
+    with _step("running"), torch.no_grad():
         value = torch.full((3, 8), 2.0, device=device)
-        if not torch.allclose(call([value])[0], _Probe()(value)):
-            raise RequirementError(of("computed_wrong", version=torch.__version__), final=True)
+        _compare(call([value.clone()])[0], value)
+    if record is None:
+        return
+    with _step("replaying"), torch.no_grad():
+        static = value.clone()
+        result, replay = record(lambda: call([static])[0])
+        for factor in (-1.0, 0.5):
+            static.copy_(value * factor)
+            replay()
+            _compare(result, value * factor)
+
+
+def _compare(result: torch.Tensor, value: torch.Tensor) -> None:
+    if not torch.allclose(result, _Probe()(value)):
+        raise RequirementError(of("computed_wrong", version=torch.__version__), final=True)
+
+
+@contextlib.contextmanager
+def _step(name: str) -> Iterator[None]:
+    """Say which step failed; refusals pass."""
+    try:
+        yield
     except RequirementError:
         raise
     except Exception as error:
         raise RequirementError(
             of(
                 "step_failed",
-                step=step,
+                step=name,
                 version=torch.__version__,
                 sort=type(error).__name__,
                 error=error,

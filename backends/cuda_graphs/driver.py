@@ -7,6 +7,7 @@ https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__GRAPH.html
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,6 +34,14 @@ def make_graph(device: torch.device) -> Any:
     """Return a CUDA graph into which nothing is captured yet."""
     graph = torch.cuda.CUDAGraph()
     return OwnPoolGraph(device, graph) if is_mapped() else graph
+
+
+def record(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
+    """Capture a call on the current card; return its result, and what replays the call."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run()
+    return result, graph.replay
 
 
 def trim(device: torch.device) -> None:

@@ -10,16 +10,20 @@ from typing import Any
 
 import pytest
 
+from warmgraph_backends.compilers.preflight import install_command
+from warmgraph_backends.contract import Requirement
 from warmgraph_backends.storing.canonical_json import sha256_hex
 from warmgraph_backends.storing.graph_file import compress_payload
 from warmgraph_backends.storing.signing import Signer
 from warmgraph_backends.storing.store import Store
+from warmgraph_console import asked, nameless
 from warmgraph_console import doctor as report
 from warmgraph_console.embedded import headers
 
 from . import saved
 
 CLI = Path(__file__).resolve().parents[2] / "cli.py"
+CPP = Requirement("C++ compiler", False)
 
 
 def doctor(
@@ -119,10 +123,9 @@ def test_no_compiler_foreign_files_and_half_a_host_are_named_with_what_to_do(
     done, found = doctor(base, "--device", "cpu", "--comfyui", str(base), **without)
     assert done.returncode == 1
     compiler = "cl" if sys.platform == "win32" else "g++"
-    assert found["C++ compiler"] == (
-        False,
-        f"no C++ compiler ({compiler}) on the path; install one",
-    )
+    ok, text = found["C++ compiler"]
+    assert not ok and text.startswith(f"no C++ compiler ({compiler}) on the path; install ")
+    assert text.endswith(install_command(CPP))
     assert "a small compiled graph" not in found
     ok, text = found["files of the store"]
     assert not ok
@@ -142,7 +145,8 @@ def test_a_gpu_without_triton_is_told_what_to_install(base: Path, tmp_path: Path
     assert done.returncode == 1
     assert found["Triton"] == (
         False,
-        "Triton is not installed; on Windows install triton-windows, on Linux reinstall torch",
+        "Triton is not installed; on Windows install triton-windows, on Linux reinstall torch: "
+        + install_command(Requirement("Triton", False)),
     )
     assert found["torch"][0]
 
@@ -190,7 +194,7 @@ def test_each_card_of_a_machine_has_its_lines(tmp_path: Path) -> None:
             {"name": n, "total": t << 30, "free": f << 30, "capability": "c", "attention": []}
             for n, t, f in cards
         ]
-        met = {"requirements": [], "self_test": "", "seconds": 1.0}
+        met = {"requirements": [], "doubts": [], "built": ("", 1.0)}
         return {"torch": "2", "device": "cuda", "driver": True, "gpus": rows, **met}
 
     def lines(*cards: tuple[str, int, int]) -> list[tuple[str, bool, str]]:
@@ -219,3 +223,71 @@ def test_each_card_of_a_machine_has_its_lines(tmp_path: Path) -> None:
     found = [line.text for line in report._torch(told, None) if line.name == "attention"]
     assert found == ["cuDNN", "FlashAttention 3 is not installed"]
     assert lines()[0][:2] == ("GPU", False), "a driver, and a PyTorch that cannot use it"
+
+
+def test_a_graph_is_built_in_one_process_and_run_in_another_and_what_is_said_is_saved(
+    base: Path, tmp_path: Path
+) -> None:
+    """With the same commands as on a card, whose part is a CUDA graph."""
+    saved_text = tmp_path / "said.txt"
+    done, found = doctor(base, "--device", "cpu", "--save", str(saved_text))
+    assert found["a small compiled graph"][0], done.stdout
+    ok, text = found["the same one in a new process"]
+    assert ok and text.endswith("with the right results; no card was tried"), text
+    said = saved_text.read_text("utf-8").splitlines()
+    assert [line[7:].partition(": ")[0] for line in said][:2] == ["Warmgraph", "Python"]
+    assert {"a small compiled graph", "GPU"} <= {line[7:].partition(": ")[0] for line in said}
+    for name in ("store", "signing key", "leftovers"):  # of a user, and not of the machine
+        assert name in found and not any(name in line for line in said)
+    for name in (str(CLI.parent), str(Path.home()), str(tmp_path), sys.prefix):
+        assert name not in saved_text.read_text("utf-8")
+
+
+def test_a_graph_that_is_damaged_on_its_way_is_not_well(tmp_path: Path) -> None:
+    graph = tmp_path / "graph"
+    graph.write_bytes(b"not a graph")
+    facts, died = asked.ask("graph", "cpu", str(graph), limit_s=300.0)
+    line = report._replayed({"device": "cpu"}, facts, died)
+    assert not line.ok and "loading failed with torch" in line.text
+    line = report._replayed({"device": "cuda"}, {}, "bad driver (exit status 7)")
+    assert not line.ok and "it ended the process: bad driver (exit status 7)" in line.text
+
+
+def test_a_triton_of_another_version_is_told_and_tried_all_the_same() -> None:
+    doubt = ("Triton", "Triton 3.8 is installed, and this PyTorch was made with 3.6", "install it")
+    facts = {"torch": "2", "device": "cuda", "driver": True, "gpus": [], "requirements": []}
+    lines = [*report._torch({**facts, "doubts": [doubt], "built": ("", 2.0)}, None)]
+    told = {line.name: line for line in lines}
+    assert not told["Triton"].ok and told["Triton"].text == f"{doubt[1]}; {doubt[2]}"
+    assert told["a small compiled graph"].ok
+
+
+NAMES = {
+    r"C:\Users\Zoë Müller": "<home>",
+    r"C:\Users\ZOMLLE~1\AppData\Local\Temp": "<temporary>",
+    "/home/zoe": "<home>",
+    "Zoë Müller": "<user>",
+    "zoe": "<user>",
+    "ATTIC-PC": "<computer>",
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "sent"),
+    [
+        (r"found in C:\Users\Zoë Müller\comfy; copy", r"found in <home>\comfy; copy"),
+        (r"c:/users/zoë müller/comfy", "<home>/comfy"),
+        (r"'C:\\Users\\Zoë Müller\\x.py'", r"'<home>\\x.py'"),
+        (r"C:\Users\ZOMLLE~1\AppData\Local\Temp\a.c: no", r"<temporary>\a.c: no"),
+        (r"D:\Secret Project\deep\python.exe -m pip", "<a folder>/python.exe -m pip"),
+        (r"a share: \\attic-pc\films\x.bin", "a share: <a folder>/x.bin"),
+        ("/home/zoe/.cache/x and /srv/private/models/a.b", "<home>/.cache/x and <a folder>/a.b"),
+        ("/usr/bin/gcc", "<a folder>/gcc"),
+        ("ask zoe on attic-pc, zoeology", "ask <user> on <computer>, zoeology"),
+        ("see https://github.com/woct0rdho/triton-windows", None),
+        ("compiled, packed and/or run in 3.2 s; 1/2", None),
+        ("NVIDIA GeForce RTX 4090, 24.0 GiB, compute capability 8.9", None),
+    ],
+)
+def test_names_of_people_computers_and_folders_are_not_sent(said: str, sent: str | None) -> None:
+    assert nameless.text(said, NAMES) == (said if sent is None else sent)
