@@ -97,9 +97,10 @@ def _answer_of_torch(device: str, graph: Path, tell: Callable[..., None]) -> Non
         tell(**{"no torch": f"{type(error).__name__}: {error}"})
         return
     from warmgraph_backends.compilers.preflight import doubts, install_command, needs
+    from warmgraph_backends.compilers.toolchain import cpp_compiler
     from warmgraph_backends.device import gpu, libcuda
 
-    on_gpu = gpu.is_gpu(gpu.compiled_for())
+    on_gpu, cpp = gpu.is_gpu(gpu.compiled_for()), cpp_compiler()
     device = device if device != "auto" else gpu.compiled_for()
     triton, broken = _triton()
     found = []
@@ -117,6 +118,7 @@ def _answer_of_torch(device: str, graph: Path, tell: Callable[..., None]) -> Non
         gpus=_gpus() if on_gpu else [],
         driver=libcuda.capability() is not None,
         triton=triton,
+        cpp=cpp.reason or _detail(cpp.name, triton),
         requirements=found,
         doubts=doubtful,
     )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from warmgraph_backends.sessions.settings import Settings
 
-from . import nameless
+from . import nameless, windows
 from .asked import ask
 from .embedded import headers
 from .fleet import fleet
@@ -78,6 +78,8 @@ def _of_machine(places: Places, device: str) -> Iterator[Line]:
     yield Line("Warmgraph", True, f"{_version()} in {PACK}")
     yield Line("Python", True, f"{platform.python_version()}, {platform.platform()}")
     yield from headers(Path(sys.executable).parent, platform.python_version())
+    if sys.platform == "win32":
+        yield from windows.lines(windows.look())
     with tempfile.TemporaryDirectory(prefix="warmgraph-doctor-") as folder:
         graph = Path(folder, "graph")
         facts, died = ask("torch", device, str(graph), limit_s=600.0)
@@ -131,6 +133,8 @@ def _torch(facts: dict[str, Any], died: str | None) -> Iterator[Line]:
         yield Line("GPU", True, "no NVIDIA one; models are compiled for the processor")
     if facts["device"] == "cpu":
         yield Line("Triton", True, f"{facts['triton'] or 'none'}; only GPUs need it")
+    elif sys.platform == "win32":
+        yield Line("C++ compiler", True, f"{facts['cpp']}; only processors need it")
     if not all(met for _, met, *_ in facts["requirements"]):
         return  # nothing can be compiled
     yield from (Line(name, False, f"{why}; {mend}") for name, why, mend in facts["doubts"])
