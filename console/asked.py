@@ -118,7 +118,7 @@ def _answer_of_torch(device: str, graph: Path, tell: Callable[..., None]) -> Non
         gpus=_gpus() if on_gpu else [],
         driver=libcuda.capability() is not None,
         triton=triton,
-        cpp=cpp.reason or _detail(cpp.name, triton),
+        cpp=(cpp.reason or _detail(cpp.name, triton)) if sys.platform == "win32" else "",
         requirements=found,
         doubts=doubtful,
     )

@@ -133,7 +133,7 @@ def _torch(facts: dict[str, Any], died: str | None) -> Iterator[Line]:
         yield Line("GPU", True, "no NVIDIA one; models are compiled for the processor")
     if facts["device"] == "cpu":
         yield Line("Triton", True, f"{facts['triton'] or 'none'}; only GPUs need it")
-    elif sys.platform == "win32":
+    elif facts.get("cpp"):
         yield Line("C++ compiler", True, f"{facts['cpp']}; only processors need it")
     if not all(met for _, met, *_ in facts["requirements"]):
         return  # nothing can be compiled

@@ -260,6 +260,10 @@ def test_a_triton_of_another_version_is_told_and_tried_all_the_same() -> None:
     told = {line.name: line for line in lines}
     assert not told["Triton"].ok and told["Triton"].text == f"{doubt[1]}; {doubt[2]}"
     assert told["a small compiled graph"].ok
+    assert "C++ compiler" not in told
+    cpp = {**facts, "doubts": [], "built": ("", 2.0), "cpp": "no C++ compiler (cl) on the path"}
+    (line,) = (each for each in report._torch(cpp, None) if each.name == "C++ compiler")
+    assert line.ok and line.text == f"{cpp['cpp']}; only processors need it"
 
 
 NAMES = {

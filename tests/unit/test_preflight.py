@@ -157,6 +157,23 @@ def test_torch_itself_takes_and_refuses_the_same(name: str) -> None:
         assert ours.met is (asked.returncode == 0), asked.stderr.decode()[-500:]
 
 
+@pytest.mark.skipif(sys.platform != "win32", reason="only Windows' programs say their language")
+def test_a_programs_language_is_what_torch_reads() -> None:
+    from torch._inductor.cpp_builder import WinPeFileVersionInfo
+
+    system = Path(os.environ["SYSTEMROOT"], "System32")
+    found = {}
+    for path in (Path(sys.executable), *(system / name for name in ("cmd.exe", "notepad.exe"))):
+        try:
+            told = WinPeFileVersionInfo(str(path)).get_language_id()
+        except RuntimeError:  # it has no such resource
+            told = None
+        found[path] = toolchain.language_of(str(path)), told
+    assert all(ours == torchs for ours, torchs in found.values()), found
+    assert any(ours is not None for ours, _ in found.values()), found
+    assert toolchain.language_of(__file__) is None
+
+
 def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(device: str) -> list[str]:
         return [need.name for need in needs(device) if not need.met]
