@@ -312,7 +312,7 @@ def _environment(base: Mapping[str, str], cache: Path, threads: int) -> dict[str
         **base,
         VARIABLE: str(cache),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "TRITON_CACHE_DIR": str(cache / "t"),  # see `torch_api.kernel_names`
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
