@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ def make_for_life(purpose: str) -> Path:
 
     def clear_up() -> None:
         if os.getpid() == maker:
-            shutil.rmtree(folder, ignore_errors=True)
+            _clear(folder)
 
     atexit.register(clear_up)
     return folder
@@ -69,18 +70,27 @@ def made(purpose: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _clear(folder)
 
 
 def remove(folder: Path) -> None:
     """Remove a folder; one that is in use stays, and a later start removes it."""
     # On Windows a file stays while a compiler that the worker started still runs.
     for _ in range(_TRIES):
-        shutil.rmtree(folder, ignore_errors=True)
+        _clear(folder)
         if not folder.exists():
             return
         time.sleep(0.2)
     logger.info("Left %s behind: still in use, removed at a later start", folder)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what can be removed; under Windows also what Triton writes beyond the longest path
+    that a program may name there without this prefix.
+    """
+    path = os.path.abspath(folder)
+    is_long = sys.platform == "win32" and not path.startswith("\\\\")
+    shutil.rmtree(f"\\\\?\\{path}" if is_long else path, ignore_errors=True)
 
 
 def owner_of(name: str) -> owners.Owner | None:
@@ -97,7 +107,7 @@ def sweep() -> None:
     folders = abandoned()
     end_processes_of(folders)
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        _clear(folder)
     if folders:
         logger.info("Removed %d temporary folders of processes that were killed", len(folders))
 
