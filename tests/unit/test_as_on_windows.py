@@ -18,8 +18,9 @@ from typing import Any
 import filelock
 import pytest
 
-from warmgraph_backends.building import claims
+from warmgraph_backends.building import claims, worker_process
 from warmgraph_backends.building.claims import Claims
+from warmgraph_backends.building.worker_process import WorkerProcess
 from warmgraph_backends.cleanup import temporary
 from warmgraph_backends.errors import GraphFileError
 from warmgraph_backends.sessions.settings import Settings
@@ -210,3 +211,39 @@ def test_a_name_that_leaves_no_room_for_a_graph_is_named_as_too_long(
 def _folder_of(parent: Path, characters: int) -> Path:
     """A folder whose path has so many."""
     return parent / "n".ljust(characters - len(os.sep + str(parent)), "n")
+
+
+# 11: compilers of a killed worker (Windows itself: `test_job_object.py`)
+
+
+def test_a_worker_is_in_a_job_that_ends_with_it(
+    like_windows: LikeWindows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without groups of processes, and without SIGKILL."""
+    jobs: list[Job] = []
+
+    class Job:
+        def __init__(self) -> None:
+            self.held: list[int] = []
+            self.is_over = False
+            jobs.append(self)
+
+        def add(self, process: int) -> None:
+            self.held.append(process)
+
+        def end(self) -> None:
+            self.is_over = True
+
+    monkeypatch.setattr(worker_process, "JobObject", Job)
+    monkeypatch.setattr(subprocess.Popen, "_handle", property(lambda own: own.pid), raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    like_windows.platform_of(worker_process, temporary)
+    script = tmp_path / "script.py"
+    script.write_text("import time\ntime.sleep(600)\n", "utf-8")
+    for end in (WorkerProcess.kill, WorkerProcess.end):
+        worker = WorkerProcess(script)
+        assert jobs[-1].held == [worker.pid] and worker.alive()
+        end(worker)
+        worker.end()
+        assert jobs[-1].is_over and not worker.alive() and not worker.cache.exists()
+    assert len(jobs) == 2
