@@ -27,6 +27,7 @@ from warmgraph_backends.sessions.settings import Settings
 from warmgraph_backends.storing import files
 from warmgraph_backends.storing.graph_file import file_name
 from warmgraph_backends.storing.signing import Signer
+from warmgraph_console import own_server
 from warmgraph_tools.by_path import ROOT
 
 from .like_windows import CP1252, LONGEST, LikeWindows
@@ -247,3 +248,38 @@ def test_a_worker_is_in_a_job_that_ends_with_it(
         worker.end()
         assert jobs[-1].is_over and not worker.alive() and not worker.cache.exists()
     assert len(jobs) == 2
+
+
+# 12: the end of a command's own server
+
+_HOST = """
+import http.server, sys, time
+from pathlib import Path
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Answers)
+server.timeout = 0.05
+try:
+    while True:
+        server.handle_request()
+except KeyboardInterrupt:
+    Path(__file__).with_name("cleaned up").write_text(sys.path[0])
+"""
+
+
+def test_a_commands_server_ends_with_clean_up_and_without_a_console(
+    like_windows: LikeWindows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No signal is sent: without a console none arrives."""
+    like_windows.platform_of(own_server)
+    monkeypatch.delattr(subprocess.Popen, "send_signal")
+    (tmp_path / "main.py").write_text(_HOST, "utf-8")
+    with own_server.OwnServer(tmp_path, tmp_path / "log") as server:
+        assert server.get("/system_stats") == {}
+    assert (tmp_path / "cleaned up").read_text() == str(tmp_path)
+    assert "Traceback" not in server.log
