@@ -6,6 +6,7 @@ Triton fits and what a `cl` must be, `test_preflight.py` and `test_doctor.py`.
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import os
 import shutil
@@ -283,3 +284,20 @@ def test_a_commands_server_ends_with_clean_up_and_without_a_console(
         assert server.get("/system_stats") == {}
     assert (tmp_path / "cleaned up").read_text() == str(tmp_path)
     assert "Traceback" not in server.log
+
+
+# 13: tests
+
+
+def test_every_test_file_can_be_imported_where_there_is_no_sigkill() -> None:
+    """Within a test that Windows does not run it may be named."""
+    texts = {path: path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")}
+    for path, text in texts.items():
+        if "signal.SIGKILL" not in text:
+            continue
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                node.body = []
+        named = [n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
+        assert "SIGKILL" not in named, path

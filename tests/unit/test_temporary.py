@@ -16,7 +16,7 @@ from warmgraph_tools.by_path import ADOPT
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADER = f"""{ADOPT}
-import os, signal
+import os, time
 from warmgraph_backends.cleanup import temporary
 for purpose in ("load", "worker"):
     folder = temporary.make(purpose)
@@ -24,7 +24,8 @@ for purpose in ("load", "worker"):
     print(folder, flush=True)
 temporary.make_for_life("kernels")
 if sys.argv[1] == "die":
-    os.kill(os.getpid(), signal.SIGKILL)
+    print("", flush=True)
+    time.sleep(600)
 """
 
 
@@ -43,14 +44,17 @@ def names(folder: Path) -> list[str]:
 
 def run_loader(temp: Path, how: str) -> list[Path]:
     """Run a process that makes folders; returns those that it does not remove itself."""
-    done = subprocess.run(
+    loader = subprocess.Popen(
         [sys.executable, "-c", LOADER, how],
         env={**os.environ, "TMPDIR": str(temp), "TEMP": str(temp), "TMP": str(temp)},
         stdout=subprocess.PIPE,
         text=True,
-        check=False,
     )
-    return [Path(line) for line in done.stdout.split()]
+    assert loader.stdout is not None
+    made = list(iter(loader.stdout.readline, "\n" if how == "die" else ""))
+    loader.kill()
+    loader.communicate()
+    return [Path(line.strip()) for line in made]
 
 
 def make_old(path: Path) -> Path:
