@@ -13,6 +13,7 @@ What a standard stream does there, `CP1252` has a child process do. Wine shows m
 from __future__ import annotations
 
 import builtins
+import contextlib
 import errno
 import io
 import os
@@ -70,6 +71,8 @@ class LikeWindows:
         for owner in (io, builtins):
             self._wrap(owner, "open", self._short)
         monkeypatch.setattr(shutil, "_use_fd_functions", False)  # Windows has none
+        handle = property(lambda own: own.pid)
+        monkeypatch.setattr(subprocess.Popen, "_handle", handle, raising=False)
         monkeypatch.setattr(subprocess.Popen, "kill", lambda own: os.kill(own.pid, 9))
         for module, names in {
             signal: ("SIGKILL",),
@@ -124,6 +127,28 @@ class LikeWindows:
             if real in held or real in loaded:
                 self.refused(real)
                 raise refusal(SHARING_VIOLATION if real in held else ACCESS_DENIED, path)
+
+
+class Job:
+    """In place of a job object, which only Windows has: kills what is in it."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+        self.is_over = False
+
+    def add(self, process: int) -> None:
+        """Take a process in, by what `like_windows` gives as its handle."""
+        self.held.append(process)
+
+    def end(self) -> None:
+        """End them all, with what they started."""
+        if self.is_over:
+            return
+        self.is_over = True
+        for pid in self.held:
+            with contextlib.suppress(psutil.Error, OSError):
+                for each in (*psutil.Process(pid).children(recursive=True), psutil.Process(pid)):
+                    os.kill(each.pid, 9)
 
 
 class _Entries:

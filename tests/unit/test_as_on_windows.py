@@ -22,7 +22,7 @@ import pytest
 from warmgraph_backends.building import claims, worker_process
 from warmgraph_backends.building.claims import Claims
 from warmgraph_backends.building.worker_process import WorkerProcess
-from warmgraph_backends.cleanup import temporary
+from warmgraph_backends.cleanup import owners, temporary
 from warmgraph_backends.errors import GraphFileError
 from warmgraph_backends.sessions.settings import Settings
 from warmgraph_backends.storing import files
@@ -31,8 +31,9 @@ from warmgraph_backends.storing.signing import Signer
 from warmgraph_console import own_server
 from warmgraph_tools.by_path import ROOT
 
-from .like_windows import CP1252, LONGEST, LikeWindows
+from .like_windows import CP1252, LONGEST, Job, LikeWindows
 from .stores import KEY, make_store, put
+from .test_own_server import ENDS_WELL
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="imitates it")
 
@@ -132,6 +133,34 @@ def test_a_workers_folder_goes_with_all_that_triton_wrote_into_it(
     assert list(tmp_path.iterdir()) == []
 
 
+# 7: a user whose name is not ASCII
+
+
+@pytest.mark.parametrize("names", ["short ones", "none"])
+def test_kernels_lie_below_an_ascii_path_and_are_swept_there(
+    like_windows: LikeWindows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str
+) -> None:
+    """By the folder's short name, or where the disk keeps none, beside all users' programs."""
+    temp, short, programs = tmp_path / "人像", tmp_path / "3A2C~1", tmp_path / "ProgramData"
+    for folder in (temp, programs):
+        folder.mkdir()
+    short.symlink_to(temp)
+    like_windows.platform_of(temporary)
+    monkeypatch.setattr(tempfile, "tempdir", str(temp))
+    monkeypatch.setenv("PROGRAMDATA", str(programs))
+    monkeypatch.setattr(
+        temporary, "_short_name", lambda _path: str(short) if names == "short ones" else str(temp)
+    )
+    with temporary.made("load") as folder:
+        assert folder.parent == (short if names == "short ones" else programs)
+    ended = owners.me()._replace(start=1)
+    monkeypatch.setattr(owners, "me", lambda: ended)
+    left = [temporary.make("worker"), temp / f"warmgraph-worker-{ended}-abcdefgh"]
+    left[1].mkdir()
+    temporary.sweep()
+    assert not any(folder.exists() for folder in left)
+
+
 # 8: a virus scanner, or OneDrive
 
 
@@ -223,21 +252,7 @@ def test_a_worker_is_in_a_job_that_ends_with_it(
 ) -> None:
     """Without groups of processes, and without SIGKILL."""
     jobs: list[Job] = []
-
-    class Job:
-        def __init__(self) -> None:
-            self.held: list[int] = []
-            self.is_over = False
-            jobs.append(self)
-
-        def add(self, process: int) -> None:
-            self.held.append(process)
-
-        def end(self) -> None:
-            self.is_over = True
-
-    monkeypatch.setattr(worker_process, "JobObject", Job)
-    monkeypatch.setattr(subprocess.Popen, "_handle", property(lambda own: own.pid), raising=False)
+    monkeypatch.setattr(worker_process, "JobObject", lambda: jobs.append(Job()) or jobs[-1])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     like_windows.platform_of(worker_process, temporary)
     script = tmp_path / "script.py"
@@ -253,25 +268,6 @@ def test_a_worker_is_in_a_job_that_ends_with_it(
 
 # 12: the end of a command's own server
 
-_HOST = """
-import http.server, sys, time
-from pathlib import Path
-
-class Answers(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Answers)
-server.timeout = 0.05
-try:
-    while True:
-        server.handle_request()
-except KeyboardInterrupt:
-    Path(__file__).with_name("cleaned up").write_text(sys.path[0])
-"""
-
 
 def test_a_commands_server_ends_with_clean_up_and_without_a_console(
     like_windows: LikeWindows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -279,7 +275,7 @@ def test_a_commands_server_ends_with_clean_up_and_without_a_console(
     """No signal is sent: without a console none arrives."""
     like_windows.platform_of(own_server)
     monkeypatch.delattr(subprocess.Popen, "send_signal")
-    (tmp_path / "main.py").write_text(_HOST, "utf-8")
+    (tmp_path / "main.py").write_text(ENDS_WELL, "utf-8")
     with own_server.OwnServer(tmp_path, tmp_path / "log") as server:
         assert server.get("/system_stats") == {}
     assert (tmp_path / "cleaned up").read_text() == str(tmp_path)

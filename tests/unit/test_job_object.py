@@ -30,9 +30,7 @@ time.sleep(600)
 SERVER = f"""{ADOPT}
 import subprocess, time
 from warmgraph_backends.cleanup.job_object import JobObject
-worker = subprocess.Popen(
-    [sys.executable, "-c", "import time; input(); time.sleep(600)"], stdin=subprocess.PIPE
-)
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 job = JobObject()
 job.add(worker._handle)
 print(worker.pid, flush=True)

@@ -212,3 +212,15 @@ def test_where_there_is_no_proc_psutil_tells_which_process_it_is() -> None:
     first = owners._ask_psutil(os.getpid())
     assert first and owners._ask_psutil(os.getpid()) == first
     assert owners._ask_psutil(2**22 + 5) is None
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="only Windows' driver asks for ASCII")
+def test_where_the_users_name_is_not_ascii_our_folders_have_a_path_that_is(
+    temp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = temp / "人像"
+    foreign.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(foreign))
+    with temporary.made("load") as folder:
+        assert str(folder).isascii() and folder.is_dir()
+    assert not folder.exists()
