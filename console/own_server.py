@@ -32,6 +32,7 @@ Prompt = Mapping[str, Mapping[str, Any]]
 _LAST_WORDS = 3000
 #: Of a server that was told to stop: until it is told again.
 _AGAIN_S = 20.0
+_ENDING_HOST = Path(__file__).with_name("ending_host.py")
 
 
 class HostError(RuntimeError):
@@ -127,9 +128,10 @@ class OwnServer:
         if self._process is not None:
             raise HostError("the server must be stopped before it is started, got a running one")
         self.port = free_port()
-        command = [self.python, *self.before, str(self.tree / "main.py")]
+        windows = sys.platform == "win32"  # where a pipe's end has it stop, else a signal
+        before = [str(_ENDING_HOST), *self.before] if windows else self.before
+        command = [self.python, *before, str(self.tree / "main.py")]
         command += ["--port", str(self.port), *FLAGS, *self.flags]
-        windows = sys.platform == "win32"
         flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) if windows else 0
         try:
             with self.log_file.open("ab") as log, _interrupts_wait():
@@ -137,7 +139,7 @@ class OwnServer:
                     command,
                     cwd=self.tree,
                     env={**os.environ, "PYTHONUNBUFFERED": "1", **self.environment},
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE if windows else subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=not windows,
@@ -167,10 +169,12 @@ class OwnServer:
         """
         if self._process is None:
             return
-        stop = signal.CTRL_BREAK_EVENT if sys.platform == "win32" else signal.SIGINT
         deadline = time.monotonic() + timeout
         while self._process is not None:
-            self._process.send_signal(stop)
+            if self._process.stdin is None:
+                self._process.send_signal(signal.SIGINT)
+            else:
+                self._process.stdin.close()
             try:
                 self._process.wait(min(_AGAIN_S, timeout))
                 self._process = None
@@ -183,6 +187,8 @@ class OwnServer:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            if self._process.stdin is not None:
+                self._process.stdin.close()
             self._process = None
 
     def request(

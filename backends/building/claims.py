@@ -145,6 +145,8 @@ def _lock(path: Path) -> BaseFileLock | None:
     try:
         lock.acquire(timeout=0)
     except Timeout:
+        if not path.exists():  # older filelocks take a folder that refuses the file for a lock
+            raise PermissionError(f"{path} cannot be made") from None
         return None
     return lock
 

@@ -1,7 +1,7 @@
 """Worker processes: start, talk, kill; the only module that starts programs.
 
 Nothing here forks the server, runs a shell or waits on several pipes at once, so Windows is no
-special case but for the flags at creation.
+special case but for the flags at creation, and a job object where POSIX has a group of processes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 from ..cleanup import owners, temporary
+from ..cleanup.job_object import JobObject
 from ..cleanup.keeper import VARIABLE, end_processes_of
 from ..reasons import Reason, of
 from .messages import REMEMBERED, ProtocolError, read_message, skip_noise, write_message
@@ -85,6 +86,7 @@ class WorkerProcess:
             self._clear_up()
             raise
         self.pid = self._process.pid
+        self._job = _job_of(self._process)
         self._stdin = cast(BinaryIO, self._process.stdin)
         self._stdout = cast(BinaryIO, self._process.stdout)
         self._greeted = False
@@ -150,6 +152,8 @@ class WorkerProcess:
             # A worker makes itself the leader of a group; before that it has started nothing.
             if sys.platform != "win32" and os.getpgid(self.pid) == self.pid:
                 os.killpg(self.pid, signal.SIGKILL)
+            if self._job is not None:
+                self._job.end()
             self._process.kill()
 
     def end(self, *, grace_s: float = 0.0) -> None:
@@ -182,6 +186,8 @@ class WorkerProcess:
                     if sys.platform != "win32":
                         with contextlib.suppress(OSError):
                             os.killpg(self.pid, signal.SIGKILL)
+                    elif self._job is not None:
+                        self._job.end()
             if ended or time.monotonic() >= until:
                 return ended
             time.sleep(0.01)
@@ -312,7 +318,7 @@ def _environment(base: Mapping[str, str], cache: Path, threads: int) -> dict[str
         **base,
         VARIABLE: str(cache),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "TRITON_CACHE_DIR": str(cache / "t"),  # see `torch_api.kernel_names`
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
@@ -339,6 +345,22 @@ def _interpreter_flags() -> list[str]:
     if sys.flags.no_site:
         flags.append("-S")
     return flags
+
+
+def _job_of(process: subprocess.Popen[bytes]) -> JobObject | None:
+    """Under Windows, what ends a worker and its compilers with this server, or before it. A worker
+    is asked for nothing yet, so it has started nothing.
+    """
+    if sys.platform == "win32":
+        try:
+            job = JobObject()
+            job.add(int(process._handle))
+        except OSError as error:
+            logger.warning("If this server is killed, what its workers do may go on: %s", error)
+            return None
+        return job
+    else:
+        return None
 
 
 def _creation_flags() -> int:

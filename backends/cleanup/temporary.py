@@ -2,22 +2,28 @@
 tell at once what belongs to no living process.
 
     warmgraph-PURPOSE-PID.START.PLACE-RANDOM
+
+NVIDIA's driver takes a kernel's path in ASCII only, under Windows. So they lie in a folder with
+such a path, whatever the user is called.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import logging
 import os
 import re
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from . import owners
 from .keeper import end_processes_of
@@ -28,6 +34,7 @@ logger = logging.getLogger(__name__)
 STALE_SECONDS = 2 * 24 * 3600.0
 _OURS = re.compile(rf"warmgraph-[a-z]+-({owners.PATTERN})-[a-z0-9_]{{8}}")
 _TRIES = 5
+_LONGEST_NAME = 1024
 
 
 def make(purpose: str) -> Path:
@@ -39,7 +46,8 @@ def make(purpose: str) -> Path:
     Raises:
         OSError: there is no room or no temporary folder.
     """
-    return Path(tempfile.mkdtemp(prefix=f"warmgraph-{purpose}-{owners.me()}-"))
+    prefix = f"warmgraph-{purpose}-{owners.me()}-"
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=_parents()[0]))
 
 
 def make_for_life(purpose: str) -> Path:
@@ -52,7 +60,7 @@ def make_for_life(purpose: str) -> Path:
 
     def clear_up() -> None:
         if os.getpid() == maker:
-            shutil.rmtree(folder, ignore_errors=True)
+            _clear(folder)
 
     atexit.register(clear_up)
     return folder
@@ -69,18 +77,47 @@ def made(purpose: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _clear(folder)
 
 
 def remove(folder: Path) -> None:
     """Remove a folder; one that is in use stays, and a later start removes it."""
     # On Windows a file stays while a compiler that the worker started still runs.
     for _ in range(_TRIES):
-        shutil.rmtree(folder, ignore_errors=True)
+        _clear(folder)
         if not folder.exists():
             return
         time.sleep(0.2)
     logger.info("Left %s behind: still in use, removed at a later start", folder)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what can be removed; under Windows also what Triton writes beyond the longest path
+    that a program may name there without this prefix.
+    """
+    path = os.path.abspath(folder)
+    is_long = sys.platform == "win32" and not path.startswith("\\\\")
+    shutil.rmtree(f"\\\\?\\{path}" if is_long else path, ignore_errors=True)
+
+
+def _parents() -> list[str]:
+    """Where our folders are, that of new ones first: the system's folder of temporary files, by its
+    short name or that for all users' programs where its own is not ASCII.
+    """
+    system = tempfile.gettempdir()
+    if sys.platform == "win32":
+        if not system.isascii():
+            others = (_short_name(system), os.environ.get("PROGRAMDATA"))
+            return [*(path for path in others if path and path.isascii()), system]
+    return [system]
+
+
+def _short_name(path: str) -> str | None:
+    """Windows' other name of a folder, as PEOPLE~1; None where the disk keeps none."""
+    system: Any = ctypes
+    text = ctypes.create_unicode_buffer(_LONGEST_NAME)
+    length = system.WinDLL("kernel32").GetShortPathNameW(path, text, _LONGEST_NAME)
+    return text.value if 0 < length < _LONGEST_NAME else None
 
 
 def owner_of(name: str) -> owners.Owner | None:
@@ -97,7 +134,7 @@ def sweep() -> None:
     folders = abandoned()
     end_processes_of(folders)
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        _clear(folder)
     if folders:
         logger.info("Removed %d temporary folders of processes that were killed", len(folders))
 
@@ -112,8 +149,12 @@ def _is_abandoned(owner: owners.Owner, changed: float) -> bool:
 
 def abandoned() -> list[Path]:
     """Return this user's folders whose processes have ended: what `sweep` removes."""
+    return [folder for parent in _parents() for folder in _abandoned_in(parent)]
+
+
+def _abandoned_in(parent: str) -> list[Path]:
     found = []
-    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             owner = owner_of(entry.name)
             if owner is None:

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import shown
+from ..storing.files import patiently, write_whole
 from .lines import RefusedError
 
 logger = logging.getLogger(__name__)
@@ -319,7 +318,7 @@ class Settings:
 
     def _read(self) -> dict[str, float]:
         try:
-            stored = json.loads(self.path.read_text(encoding="utf-8"))
+            stored = json.loads(patiently(lambda: self.path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
@@ -335,14 +334,7 @@ class Settings:
 
     def _write(self, values: Mapping[str, float]) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".settings-", dir=self.path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(values, file, indent=2, sort_keys=True)
-            os.replace(temporary, self.path)
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(self.path, json.dumps(values, indent=2, sort_keys=True).encode())
 
 
 def _items(stored: Any) -> list[tuple[str, Any]]:

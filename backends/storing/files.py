@@ -1,4 +1,8 @@
-"""Atomic file writing, and opening only regular files."""
+"""Atomic file writing, and opening only regular files.
+
+Under Windows another program may hold a file for a moment (a virus scanner, OneDrive): it cannot be
+replaced or removed then. And a path has an end there.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,23 @@ import os
 import re
 import secrets
 import stat
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
+
+from ..reasons import Reason, of
 
 _TEMPORARY = re.compile(r"\..+\.[0-9]+\.[0-9a-f]{8}\.tmp")
 _STALE_S = 3600.0  # a temporary file this old has no living writer
-_TRIES = 6  # on Windows a file that another process has open cannot be replaced for a moment
+#: Characters of the longest path that Windows opens, unless its registry has it take longer ones.
+LONGEST_PATH = 259 if sys.platform == "win32" else None
+#: Windows' errors for what another program has open: access denied, a sharing or lock violation.
+_HELD = (5, 32, 33)
+_TOO_LONG = 206  # of a folder's name; of a file's Windows says that it is not found
+_TRIES, _FIRST_WAIT_S = 10, 0.01  # five seconds together
+T = TypeVar("T")
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -24,7 +37,7 @@ def open_regular(path: Path) -> BinaryIO:
         OSError: it cannot be opened or is not a regular file.
     """
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-    descriptor = os.open(path, flags)
+    descriptor = patiently(lambda: os.open(path, flags))
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(None, "not a regular file", str(path))
@@ -61,20 +74,51 @@ def put_in_place(path: Path, make: Callable[[Path], None]) -> None:
         OSError: from `make` or from the renaming.
     """
     unique = f"{os.getpid()}.{secrets.token_hex(4)}"
-    draft = path.with_name(f".{path.name.lstrip('.')}.{unique}.tmp")
+    # Its path is no longer than a graph's own, which may be as long as it can be.
+    draft = path.with_name(f".{path.name.lstrip('.')[:16]}.{unique}.tmp")
     try:
         make(draft)
-        for attempt in range(_TRIES):
-            try:
-                os.replace(draft, path)
-                return
-            except PermissionError:
-                if os.name != "nt" or attempt == _TRIES - 1:
-                    raise
-                time.sleep(0.01 * 2**attempt)
+        patiently(lambda: os.replace(draft, path))
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
+
+
+def patiently(act: Callable[[], T]) -> T:
+    """Return what `act` does with a file, tried again for five seconds while another program holds
+    it.
+
+    Raises:
+        OSError: it is still held, or anything else is wrong, at once.
+    """
+    for attempt in range(_TRIES - 1):
+        try:
+            return act()
+        except PermissionError as error:
+            if not _is_held(error):
+                raise
+            time.sleep(_FIRST_WAIT_S * 2**attempt)
+    return act()
+
+
+def _is_held(error: OSError) -> bool:
+    code = getattr(error, "winerror", None)
+    if code is None:  # Python's `open` does not pass Windows' own code on
+        return sys.platform == "win32" and isinstance(error, PermissionError)
+    return code in _HELD
+
+
+def why_unwritable(error: OSError, path: Path) -> tuple[Reason, Reason]:
+    """Say why a file cannot be written, and what to do."""
+    if _is_held(error):
+        return of("held_open", error=error.strerror or error), of("do_let_go")
+    length = len(os.path.abspath(path))
+    not_found = (
+        isinstance(error, FileNotFoundError) or getattr(error, "winerror", None) == _TOO_LONG
+    )
+    if not_found and LONGEST_PATH is not None and length > LONGEST_PATH:
+        return of("path_too_long", count=length, most=LONGEST_PATH), of("do_shorten")
+    return Reason.plain(str(error.strerror or error)), of("do_free_space")
 
 
 def remove_stale(folder: Path) -> None:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from ..errors import GraphFileError
 from ..reasons import of
-from .files import identity, put_in_place, remove_stale, same_file, write_whole
+from .files import identity, put_in_place, remove_stale, same_file, why_unwritable, write_whole
 from .graph_file import (
     CompressedPayload,
     Fault,
@@ -365,9 +365,9 @@ def _writing(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        why, remedy = why_unwritable(error, target)
         raise GraphFileError(
-            of("file_unwritable", path=target, error=error.strerror or error),
-            remedy=of("do_free_space"),
+            of("file_unwritable", path=target, error=why), remedy=remedy
         ) from error
 
 

@@ -37,6 +37,7 @@ MAKERS = (
     "operators/registering.py",
     "operators/stand_in.py",
     "torch_api/compiling.py",
+    "torch_api/kernel_names.py",
     "torch_api/lean_source.py",
     "torch_api/operators.py",
     "torch_api/packing.py",

@@ -28,6 +28,7 @@ from ..target.compiler_options import CONFIG as CONFIG
 from ..target.compiler_options import PERSISTENT_ANY, PERSISTENT_ROW
 from ..target.instructions import IS_X86
 from . import turns
+from .kernel_names import short_names
 from .tracing import size_oblivious
 
 #: A fork that waits for so long holds a lock that another thread had.
@@ -261,7 +262,7 @@ def compile_wrapper(
         config = {**config, "size_asserts": True}
     indices = _wide_indices() if wide else contextlib.nullcontext()
     half = _kept_roundings() if config.get(ROUNDS) else contextlib.nullcontext()
-    with torch.no_grad(), size_oblivious(), _persistent_rows(), indices, half:
+    with torch.no_grad(), size_oblivious(), _persistent_rows(), short_names(), indices, half:
         artifact: Any = standalone_compile(
             graph_module,
             fakes,

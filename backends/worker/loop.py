@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Protocol
 
 from ..building.messages import MARK, encode_message, read_message
+from ..cleanup.job_object import JobObject
 from ..cleanup.keeper import VARIABLE
 from ..cleanup.temporary import owner_of
 from ..errors import BrokenWorkerError, WarmgraphError
@@ -226,7 +227,12 @@ def _step_back() -> None:
     """Give way to the server: in processor time, in memory, and with the terminal's Ctrl+C."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform != "win32":  # there, the priority class was given at creation
+    if sys.platform == "win32":  # the priority class was given at creation
+        # Its compilers end with it, for the handle is open until then. The server's own job does
+        # not hold them where a virtual environment's launcher stands between the two processes.
+        with contextlib.suppress(OSError):
+            JobObject().add()
+    else:
         # A process group of its own, so that the compilers it starts can be killed with it. Not a
         # session: Linux weighs niceness only inside a session (sched(7), "The autogroup feature").
         with contextlib.suppress(OSError):

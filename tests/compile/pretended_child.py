@@ -7,9 +7,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT / "dev" / "tools")
@@ -18,8 +20,23 @@ from by_path import load_ours  # noqa: E402
 sys.path.pop(0)
 
 
+#: Paths of all that this process opens, makes or moves.
+_paths: set[str] = set()
+
+
+def _note(event: str, given: tuple[Any, ...]) -> None:
+    if event in ("open", "os.mkdir", "os.rename"):
+        _paths.update(os.fspath(each) for each in given[:2] if isinstance(each, (str, Path)))
+
+
+def _below(folder: str) -> list[str]:
+    """Those in a folder, without it."""
+    return [path[len(folder) :] for path in _paths if path.startswith(folder)]
+
+
 def main(tree: str, store: str, private: str, target: str) -> None:
     """Pretend, then do what a worker and its server do."""
+    sys.addaudithook(_note)
     load_ours("backends", "tools")
     build = importlib.import_module("warmgraph_backends.worker.build")
     spool = Path(private, "spool")
@@ -65,6 +82,9 @@ def main(tree: str, store: str, private: str, target: str) -> None:
                 "seconds": round(seconds, 1),
                 "checks": said["checks"],
                 "kernels": len(kernels),
+                "names": [kernel.name for kernel in kernels],
+                "pid": os.getpid(),
+                "paths": _below(os.environ["WARMGRAPH_WORKER"]),
                 "pretended": gpu.pretended(),
                 "fp8": model_management.supports_fp8_compute(device),
                 "bf16": model_management.should_use_bf16(device),

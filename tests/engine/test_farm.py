@@ -80,7 +80,7 @@ def test_what_a_worker_and_then_the_scheduler_take_along_is_built_all_the_same(
     (graph,) = ask(asking, session, QUICK[0])
     asking.wait_until(lambda: any(farm.begun(each) for each in farm.workers))
     (name,) = (each for each in farm.workers if farm.begun(each))
-    farm.end(name, signal.SIGKILL)
+    farm.end(name, getattr(signal, "SIGKILL", signal.SIGTERM))
     asking.wait_until(lambda: not graph.is_pending)
     assert (graph.state, graph.reason) == (State.READY, None)
     (other,) = farm.workers

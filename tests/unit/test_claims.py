@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -327,7 +326,7 @@ def test_of_many_that_wait_for_a_killed_server_one_takes_over(make, hold, tmp_pa
     holder = hold(KEY)
     waiting = [make() for _ in range(8)]
     assert [each.take(KEY) for each in waiting] == [False] * 8
-    os.kill(holder.pid, signal.SIGKILL)
+    holder.kill()
     holder.wait()
     assert sum(each.take(KEY) for each in waiting) == 1
     assert len(files(tmp_path)) == 1

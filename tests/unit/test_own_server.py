@@ -15,6 +15,25 @@ import pytest
 from warmgraph_console.own_server import OwnServer
 
 SLEEPS = "import time\ntime.sleep(60)\n"
+#: Answers, and clears up after Ctrl+C.
+ENDS_WELL = """
+import http.server, sys, time
+from pathlib import Path
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Answers)
+server.timeout = 0.05
+try:
+    while True:
+        server.handle_request()
+except KeyboardInterrupt:
+    Path(__file__).with_name("cleaned up").write_text(sys.path[0])
+"""
 
 
 @pytest.fixture
@@ -45,3 +64,12 @@ def test_an_interrupt_while_the_process_starts_leaves_none(
             OwnServer(tmp_path, tmp_path / "log").start()
     assert len(started) == 1 and not psutil.pid_exists(started[0])
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_server_that_is_stopped_clears_up(tmp_path: Path) -> None:
+    """Under Windows, too, where no signal makes it do so."""
+    (tmp_path / "main.py").write_text(ENDS_WELL, "utf-8")
+    with OwnServer(tmp_path, tmp_path / "log") as server:
+        assert server.get("/system_stats") == {}
+    assert Path((tmp_path / "cleaned up").read_text()) == tmp_path
+    assert "Traceback" not in server.log

@@ -16,7 +16,7 @@ from warmgraph_tools.by_path import ADOPT
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADER = f"""{ADOPT}
-import os, signal
+import os, time
 from warmgraph_backends.cleanup import temporary
 for purpose in ("load", "worker"):
     folder = temporary.make(purpose)
@@ -24,7 +24,8 @@ for purpose in ("load", "worker"):
     print(folder, flush=True)
 temporary.make_for_life("kernels")
 if sys.argv[1] == "die":
-    os.kill(os.getpid(), signal.SIGKILL)
+    print("", flush=True)
+    time.sleep(600)
 """
 
 
@@ -43,14 +44,17 @@ def names(folder: Path) -> list[str]:
 
 def run_loader(temp: Path, how: str) -> list[Path]:
     """Run a process that makes folders; returns those that it does not remove itself."""
-    done = subprocess.run(
+    loader = subprocess.Popen(
         [sys.executable, "-c", LOADER, how],
         env={**os.environ, "TMPDIR": str(temp), "TEMP": str(temp), "TMP": str(temp)},
         stdout=subprocess.PIPE,
         text=True,
-        check=False,
     )
-    return [Path(line) for line in done.stdout.split()]
+    assert loader.stdout is not None
+    made = list(iter(loader.stdout.readline, "\n" if how == "die" else ""))
+    loader.kill()
+    loader.communicate()
+    return [Path(line.strip()) for line in made]
 
 
 def make_old(path: Path) -> Path:
@@ -208,3 +212,15 @@ def test_where_there_is_no_proc_psutil_tells_which_process_it_is() -> None:
     first = owners._ask_psutil(os.getpid())
     assert first and owners._ask_psutil(os.getpid()) == first
     assert owners._ask_psutil(2**22 + 5) is None
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="only Windows' driver asks for ASCII")
+def test_where_the_users_name_is_not_ascii_our_folders_have_a_path_that_is(
+    temp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = temp / "人像"
+    foreign.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(foreign))
+    with temporary.made("load") as folder:
+        assert str(folder).isascii() and folder.is_dir()
+    assert not folder.exists()

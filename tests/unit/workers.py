@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 from warmgraph_backends.building.builder import Builder
 
@@ -20,6 +23,8 @@ def worker_pids(builder: Builder) -> list[int]:
 
 def lives(pid: int) -> bool:
     """Tell whether a process lives; one that only waits to be reaped does not."""
+    if sys.platform == "win32":  # where `os.kill` ends whatever it is asked about
+        return psutil.pid_exists(pid)
     try:
         os.kill(pid, 0)
         stat = Path(f"/proc/{pid}/stat")

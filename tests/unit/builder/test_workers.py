@@ -222,7 +222,7 @@ def test_close_while_jobs_run_ends_them_all_and_leaves_nothing(make, tmp_path, t
 
 
 @posix
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None])
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGINT", None])
 def test_no_worker_outlives_its_server(tmp_path, how):
     """A server that is killed, told to stop, interrupted, or ends with its jobs unfinished."""
     pid_file, temp = tmp_path / "pids", tmp_path / "temp"
@@ -238,7 +238,7 @@ def test_no_worker_outlives_its_server(tmp_path, how):
         assert wait_until(pid_file.exists)
         worker, compiler, cache = pid_file.read_text().split()
         if how is not None:
-            os.killpg(server.pid, how)  # the whole group, as a terminal's Ctrl+C
+            os.killpg(server.pid, getattr(signal, how))  # the whole group, as a terminal's Ctrl+C
         server.wait(60)
         assert wait_until(lambda: not lives(int(worker)) and not lives(int(compiler)))
         assert wait_until(lambda: not Path(cache).exists())
@@ -248,6 +248,20 @@ def test_no_worker_outlives_its_server(tmp_path, how):
     finally:
         server.kill()
         server.wait()
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="all of it is shown above")
+def test_no_worker_outlives_a_server_that_is_killed_under_windows(tmp_path):
+    """A later start removes the folders: nothing runs in them any more."""
+    pid_file = tmp_path / "pids"
+    server = subprocess.Popen([sys.executable, SERVER, tmp_path, pid_file, "start_compiler"])
+    try:
+        assert wait_until(pid_file.exists)
+        worker, compiler, _ = pid_file.read_text().split()
+    finally:
+        server.kill()
+        server.wait()
+    assert wait_until(lambda: not lives(int(worker)) and not lives(int(compiler)))
 
 
 @posix
