@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..backends.contract import WhenMissing
@@ -132,6 +132,24 @@ def find_places(
     return found
 
 
+def find_consumers(prompt: Mapping[str, Any], classes: Classes, kind: Kind) -> list[Place]:
+    """Return the inputs of a prompt through which a kind is used, whatever lies above them."""
+    return list(_Search(prompt, classes, kind, lambda _node, _input, _kind: False).consumers())
+
+
+def above(prompt: Mapping[str, Any], nodes: Iterable[str]) -> set[str]:
+    """Return these nodes of a prompt and all that lead to them."""
+    found: set[str] = set()
+    waiting = [node for node in nodes if class_of(prompt, node) is not None]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            origins = (origin for _, (origin, _) in linked(prompt[node].get("inputs")))
+            waiting += [each for each in origins if class_of(prompt, each) is not None]
+    return found
+
+
 def place_nodes(
     prompt: Prompt, places: Sequence[Place], **widgets: str
 ) -> tuple[Prompt, dict[str, list[str]]]:
@@ -200,7 +218,7 @@ class _Search:
 
     def run(self, found: Found) -> None:
         """Add what the prompt has of this kind."""
-        consumers = list(self._consumers())
+        consumers = list(self.consumers())
         self._takers = {place.node for place in consumers}
         for place in consumers:
             met = self._look_up(place.origin)
@@ -211,7 +229,8 @@ class _Search:
             elif isinstance(met, Line):
                 found.left.append(Left(place.node, place.class_type, met))
 
-    def _consumers(self) -> Iterator[Place]:
+    def consumers(self) -> Iterator[Place]:
+        """Yield the inputs through which it is used."""
         for node, entry in self._prompt.items():
             name = class_of(self._prompt, node)
             if name is None or not isinstance(node, str) or not self._uses(name):
