@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from .classes import host_classes
 from .making import Making, alike
-from .placing import MODEL, above, find_consumers
+from .placing import MODEL, find_consumers
+from .reading import above
 from .workflow import ended, is_plain
 
 #: Of prompts that are looked at, the newest first.
@@ -32,7 +33,7 @@ class LeftOut:
         """Whether, in the newest prompt with this node, no sampler got its model: there is none
         behind it, or each of them made its result after the model ran last.
         """
-        if self._since is None or self._made_of[0] not in (MODEL.node, MODEL.loader):
+        if self._since is None or self._made_of[0] not in (MODEL.node, MODEL.instead):
             return False
         for newest in ended(1):
             if newest.id != self._newest:

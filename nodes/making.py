@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Any
 
-from .placing import Prompt, as_link, class_of
+from .reading import Prompt, as_link, class_of
 
 
 def alike(prompt: Prompt, made_of: tuple[str, str]) -> list[str]:

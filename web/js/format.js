@@ -1,10 +1,7 @@
 /** Numbers, sizes and times as people read them. */
 import { language } from "./words.js";
 
-/**
- * @param {number} value
- * @param {number} [digits] behind the point, at most
- */
+/** @param {number} [digits] behind the point, at most */
 export function number(value, digits = 0) {
   return new Intl.NumberFormat(language(), { maximumFractionDigits: digits }).format(value);
 }
@@ -15,7 +12,6 @@ export function bytes(count) {
   return `${number(count / 2 ** 20, count < 10 * 2 ** 20 ? 1 : 0)} MiB`;
 }
 
-/** @param {number} ms */
 export function duration(ms) {
   if (ms >= 1000) return `${number(ms / 1000, 2)} s`;
   return `${number(ms, ms < 10 ? 1 : 0)} ms`;
@@ -27,11 +23,7 @@ export function time(seconds) {
   return new Intl.DateTimeFormat(language(), style).format(new Date(seconds * 1000));
 }
 
-/**
- * @param {number} part
- * @param {number} whole
- * @returns {number} from 0 to 100
- */
+/** @returns {number} from 0 to 100 */
 export function percent(part, whole) {
   return whole > 0 ? Math.min(100, Math.max(0, (100 * part) / whole)) : 0;
 }

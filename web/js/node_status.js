@@ -42,8 +42,6 @@ const statuses = new Map();
 /**
  * The box has a height of its own and the text scrolls in it: new text never resizes the node,
  * which the page would take for a change of the workflow.
- * @param {any} node
- * @param {{width: number, height: number, whole: boolean}} look
  */
 function addStatus(node, look) {
   const { box, showText, showProgress, showReports } = makeBox(look.height - 2 * MARGIN, look.whole);
@@ -65,7 +63,10 @@ function addStatus(node, look) {
     const idle = (shown.length || parts.length) && idleness(node, look.whole);
     if (idle) return showText(words(idle));
     if (!shown.length) return showText(words(parts.length ? "page.gone" : "page.not_run"));
-    showReports(shown, shown.every(({ id, standing }) => !id || standing === "eager"));
+    showReports(
+      shown,
+      shown.every(({ id, standing }) => !id || standing === "eager"),
+    );
   };
   watchReports((progress) => {
     if (!progress) return void ((!isProgress || reports().length) && draw());
@@ -107,7 +108,6 @@ function addStatus(node, look) {
 
 /**
  * Why a node does nothing in the next run, whatever it did before: the key of a text.
- * @param {any} node
  * @param {boolean} isLast whether nothing has to come after it
  */
 function idleness(node, isLast) {
@@ -131,18 +131,12 @@ function showBadges() {
   drawBadges(here.map((node) => [node, statuses.get(node).reports()]));
 }
 
-/** @param {"draw" | "ended"} how */
 function redraw(how) {
   for (const status of statuses.values()) status[how]();
   showBadges();
 }
 
-/**
- * Call `then` after whatever the node does already.
- * @param {any} node
- * @param {"onExecuted" | "onRemoved"} event
- * @param {(...values: any[]) => void} then
- */
+/** Call `then` after whatever the node does already. */
 function chain(node, event, then) {
   const earlier = node[event];
   node[event] = function (...values) {
@@ -151,15 +145,11 @@ function chain(node, event, then) {
   };
 }
 
-/**
- * The page's name for a node: "7", or "SUBGRAPH:3" inside a subgraph.
- * @param {any} node
- */
+/** The page's name for a node: "7", or "SUBGRAPH:3" inside a subgraph. */
 function locatorOf(node) {
   return isInside(node.graph) ? `${node.graph.id}:${node.id}` : String(node.id);
 }
 
-/** @param {any} node */
 function workflowOf(node) {
   return String(node.graph?.rootGraph?.id ?? app.rootGraph?.id);
 }
