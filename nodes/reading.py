@@ -1,4 +1,4 @@
-"""What a prompt says. It is the API's: node id -> class_type and inputs, a link being [id, output]."""
+"""What a prompt says: the API's, node id -> class_type and inputs, a link being [id, output]."""
 
 from __future__ import annotations
 
