@@ -21,7 +21,7 @@ function figures(models) {
     .filter(({ speed }) => speed)
     .map(({ model, speed: { ms, form } }) => words("page.now", { model, ms: duration(ms[form]) }));
   if (sum("total")) texts.push(words("page.parts", { compiled: sum("compiled"), total: sum("total") }));
-  return texts.length > 0 && el("p.now", { role: "status" }, texts.join(" · "));
+  return texts.length > 0 && el("p.now", texts.join(" · "));
 }
 
 function bar(building) {
