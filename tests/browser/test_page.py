@@ -38,7 +38,10 @@ def test_a_shipped_workflow_opens_unmodified_as_its_file_says_and_is_sent_as_we_
     page.run(f"{OPEN}.changeTracker.checkState?.() ?? {OPEN}.changeTracker.captureCanvasState?.()")
     assert page.run(f"return {OPEN}.isModified") is False
     # Another test may have run this workflow on this server.
-    page.wait_for(f"{STATUS}.some((text) => /Shown after the next run|parts/.test(text))")
+    boxes = f"{nodes}.flatMap((n) => n.widgets?.find((w) => w.name === 'warmgraph_status') ?? [])"
+    page.wait_for(
+        f"{boxes}.some((w) => /Shown after the next run|parts/.test(w.element.innerText))"
+    )
 
     sent = page.run("return JSON.parse(JSON.stringify((await app.graphToPrompt()).output))")
     made = to_prompt(workflow, server.object_info())
