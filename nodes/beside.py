@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .placing import Prompt, as_link, class_of
+from .reading import Prompt, as_link, class_of
 
 #: Of a node's id where the plain prompt has another node; the page knows it, too.
 SUFFIX = "-plain"

@@ -102,7 +102,7 @@ class Workflow:
             if self._steps < 0:
                 return False
             found = self._node(spot)
-            if found.get("type") in (kind.node, kind.loader) and self._is_out(spot):
+            if found.get("type") in (kind.node, kind.instead or kind.node) and self._is_out(spot):
                 return True
             waiting.extend(self._through(spot, found, kind))
         return False

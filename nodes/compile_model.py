@@ -45,6 +45,8 @@ class WarmgraphCompileModel(io.ComfyNode):
                 "faster",
                 "speed",
                 "speed up",
+                "加速",
+                "编译",
                 "accelerate",
                 "optimize",
                 "performance",

@@ -1,7 +1,5 @@
 """Where Compile nodes belong in a prompt: before nodes that use a MODEL and return none, and before
 those that decode and encode with a VAE. One rule for the page's command and the server's setting.
-
-A prompt is the API's: node id -> class_type and inputs, a link being [node id, output].
 """
 
 from __future__ import annotations
@@ -14,10 +12,7 @@ from typing import Any, NamedTuple
 from ..backends.contract import WhenMissing
 from ..backends.sessions.lines import Line, line
 from .classes import Classes, may_be, types_in
-
-Prompt = dict[str, Any]
-#: A node's output.
-Origin = tuple[str, int]
+from .reading import Origin, Prompt, class_of, linked, steps_of
 
 _PREFIX = "Warmgraph"
 #: Of nodes that one prompt's walks may pass, all together; more than any workflow has.
@@ -42,28 +37,55 @@ _OTHERS = re.compile(
 )
 
 
+#: The same of caches over steps, of which a model takes one.
+_CACHES = re.compile(
+    r"(?:easy|lazy|tea|mag|block|step|fb)_?cache|cache_?dit|wave_?speed", re.IGNORECASE
+)
+
+
 class Kind(NamedTuple):
-    """What is compiled.
+    """What one of our nodes does to what is linked through it.
 
     Attributes:
-        name: in answers and ids, and of the Compile node's input.
+        name: in answers and ids; of a Compile node's input, too.
         type: the host's.
-        node: the Compile node's class.
+        node: the node's class.
         title: that node's name for people.
-        loader: the class of our node that loads compiled graphs instead.
+        instead: the class of our node in whose place it would be.
+        others: finds nodes of others that do the same.
+        left_to: the line that says so.
+        steps: of how many steps on a sampler gains by it.
     """
 
     name: str
     type: str
     node: str
     title: str
-    loader: str
+    instead: str = ""
+    others: re.Pattern[str] = _OTHERS
+    left_to: str = "left_alone_others"
+    steps: int = 0
 
 
 MODEL = Kind(
     "model", "MODEL", "WarmgraphCompileModel", "Compile Model", "WarmgraphLoadCompiledGraph"
 )
 VAE = Kind("vae", "VAE", "WarmgraphCompileVAE", "Compile VAE", "WarmgraphLoadCompiledGraphVAE")
+CONTROL_NET = Kind("control_net", "CONTROL_NET", "WarmgraphCompileControlNet", "Compile ControlNet")
+STEP_CACHE = Kind(
+    "step_cache",
+    "MODEL",
+    "WarmgraphStepCache",
+    "Step Cache",
+    "WarmgraphDeepCache",
+    others=_CACHES,
+    left_to="left_alone_cache",
+    steps=10,
+)
+
+
+#: By name.
+KINDS = {kind.name: kind for kind in (MODEL, VAE, CONTROL_NET, STEP_CACHE)}
 
 
 class Place(NamedTuple):
@@ -92,10 +114,12 @@ class Left(NamedTuple):
     node: str
     class_type: str
     line: Line
+    kind: Kind
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON-plain data."""
-        return {"node": self.node, "class": self.class_type, "line": self.line.to_plain()}
+        told = {"node": self.node, "class": self.class_type, "line": self.line.to_plain()}
+        return {**told, "kind": self.kind.name}
 
 
 class Found(NamedTuple):
@@ -132,6 +156,11 @@ def find_places(
     return found
 
 
+def find_consumers(prompt: Mapping[str, Any], classes: Classes, kind: Kind) -> list[Place]:
+    """Return the inputs of a prompt through which a kind is used, whatever lies above them."""
+    return list(_Search(prompt, classes, kind, lambda _node, _input, _kind: False).consumers())
+
+
 def place_nodes(
     prompt: Prompt, places: Sequence[Place], **widgets: str
 ) -> tuple[Prompt, dict[str, list[str]]]:
@@ -160,30 +189,6 @@ def place_nodes(
     return placed, before
 
 
-def linked(inputs: object) -> Iterator[tuple[str, Origin]]:
-    """Yield the inputs of a prompt's node that are links, and the outputs that they lead to."""
-    for name, value in inputs.items() if isinstance(inputs, dict) else ():
-        if (origin := as_link(value)) is not None:
-            yield name, origin
-
-
-def as_link(value: object) -> Origin | None:
-    """Return the output that a value of an input is linked to, if it is a link."""
-    if not isinstance(value, list) or len(value) != 2:
-        return None
-    node, output = value
-    if not isinstance(node, str) or type(output) is not int or output < 0:
-        return None
-    return node, output
-
-
-def class_of(prompt: Mapping[str, Any], node: str) -> str | None:
-    """Return the class of a prompt's node, None without a node or class."""
-    entry = prompt.get(node)
-    name = entry.get("class_type") if isinstance(entry, dict) else None
-    return name if isinstance(name, str) else None
-
-
 class _Search:
     """One kind's consumers in a prompt, and what lies above each."""
 
@@ -200,18 +205,21 @@ class _Search:
 
     def run(self, found: Found) -> None:
         """Add what the prompt has of this kind."""
-        consumers = list(self._consumers())
+        consumers = list(self.consumers())
         self._takers = {place.node for place in consumers}
         for place in consumers:
             met = self._look_up(place.origin)
             if met is None and self._is_bypassed(place.node, place.input, self._kind):
                 met = line("left_alone_bypassed")
+            if met is None and steps_of(self._prompt, place.node) < self._kind.steps:
+                met = line("left_alone_few_steps", steps=self._kind.steps)
             if met is None:
                 found.places.append(place)
             elif isinstance(met, Line):
-                found.left.append(Left(place.node, place.class_type, met))
+                found.left.append(Left(place.node, place.class_type, met, self._kind))
 
-    def _consumers(self) -> Iterator[Place]:
+    def consumers(self) -> Iterator[Place]:
+        """Yield the inputs through which it is used."""
         for node, entry in self._prompt.items():
             name = class_of(self._prompt, node)
             if name is None or not isinstance(node, str) or not self._uses(name):
@@ -227,6 +235,8 @@ class _Search:
             return False  # without outputs: it saves the model
         if self._kind is VAE and ("audio" in name.lower() or not _has_image(gives)):
             return False
+        if self._kind is CONTROL_NET:
+            return any("CONDITIONING" in types_in(given) for given in gives)
         if any(may_be(given, self._kind.type) for given in gives):
             return "sampler" in name.lower() and _has_image(gives)
         return not set().union(*map(types_in, gives)) <= _NO_IMAGE
@@ -266,10 +276,10 @@ class _Search:
                 return line("left_alone_large")
             node = waiting.popleft()
             name = class_of(self._prompt, node) or ""
-            if name in (self._kind.node, self._kind.loader):
+            if name in (self._kind.node, self._kind.instead or self._kind.node):
                 return line("left_alone_ours", id=node)
-            if _OTHERS.search(name) and self._gives_kind(name):
-                return line("left_alone_others", node=name, id=node)
+            if self._kind.others.search(name) and self._gives_kind(name):
+                return line(self._kind.left_to, node=name, id=node)
             if node in self._takers:
                 taker = taker or node
             for above in self._followed(node, name):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .placing import Origin, Prompt, as_link, class_of
+from .reading import Origin, Prompt, as_link, class_of
 
 #: Stay where they are, and compile nothing: their steps are timed.
 _COMPILE = {"WarmgraphCompileModel", "WarmgraphCompileVAE", "WarmgraphCompileControlNet"}

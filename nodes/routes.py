@@ -26,7 +26,7 @@ from . import metrics
 from .beside import put_beside
 from .classes import host_classes
 from .everywhere import Everywhere
-from .placing import MODEL, VAE, find_places
+from .placing import KINDS, find_places
 from .plain import plain_prompt
 
 logger = logging.getLogger(__name__)
@@ -121,11 +121,14 @@ def register(
         return {"bytes": held, "done": done}
 
     def answer_places(wish: Any) -> Any:
-        """POST /warmgraph/places: {"prompt", "vae": whether of VAEs, too};
-        answer which inputs want a Compile node before them, and which nodes get none and why.
+        """POST /warmgraph/places: {"prompt", "kinds": "model", "vae", "control_net", "step_cache"};
+        answer which inputs want a node of ours before them, and which nodes get none and why.
         """
-        prompt = _table(wish, "prompt")
-        kinds = (MODEL, VAE) if wish.get("vae") else (MODEL,)
+        prompt, wanted = _table(wish, "prompt"), _field(wish, "kinds")
+        kinds = [
+            KINDS[_choice({"kinds": each}, "kinds", tuple(KINDS))]
+            for each in (wanted if isinstance(wanted, list) else [wanted])
+        ]
         return find_places(prompt, host_classes(), kinds).plain()
 
     def make_plain(wish: Any) -> Any:

@@ -17,7 +17,7 @@ from server import PromptServer
 
 from ..backends.engine import WorkflowRef
 from ..backends.errors import MAX_TEXT
-from ..backends.host_api.server import known_users, running_prompt
+from ..backends.host_api.server import Ended, ended_prompts, known_users, running_prompt
 
 ENTRY = "warmgraph"
 #: In the entry of `extra_data`: a program's wish, and what the server put into the prompt.
@@ -64,6 +64,12 @@ def running() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the running prompt and its `extra_data`, both {} while none runs."""
     instance = getattr(PromptServer, "instance", None)
     return ({}, {}) if instance is None else running_prompt(instance)
+
+
+def ended(count: int) -> list[Ended]:
+    """Return the last prompts, the newest first."""
+    instance = getattr(PromptServer, "instance", None)
+    return [] if instance is None else ended_prompts(instance, count)
 
 
 def workflow_id(extra_data: object) -> str | None:

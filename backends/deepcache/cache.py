@@ -30,7 +30,7 @@ from .calls import Before, UNetStep, alone, random_state, within
 from .features import bytes_of, shape_of
 from .guard import OwnError
 from .run import DeepCacheOptions, DeepCacheRun
-from .shares import shares, usual_side
+from .shares import shares
 
 
 class DeepCache(Cache[DeepCacheRun]):
@@ -62,8 +62,8 @@ class DeepCache(Cache[DeepCacheRun]):
         self.options = options
         self._is_known = is_known
         self.branch = branch
-        #: What part of a step's arithmetic a shallow one is, by branch, for images of this side.
-        self.costs, self.side = shares(unet), usual_side(unet)
+        #: What part of a step's arithmetic a shallow one is, by branch.
+        self.costs = shares(unet)
         self._unet = unet
         self._checked: set[str] = set()
 

@@ -16,11 +16,6 @@ from ..host_api.unets import classes
 _PROMPT_TOKENS = 77
 
 
-def usual_side(unet: Any) -> int:
-    """Return the side in pixels of the images that a UNet is made for: SDXL's 1024, else 512."""
-    return 512 if unet.num_classes is None else 1024
-
-
 def shares(unet: Any) -> list[float]:
     """Return the share of a whole step that a shallow one computes, for each branch from the
     outermost.
@@ -28,7 +23,7 @@ def shares(unet: Any) -> list[float]:
     Args:
         unet: the host's UNetModel.
     """
-    side = usual_side(unet) // 8
+    side = (512 if unet.num_classes is None else 1024) // 8  # SDXL's images are larger
     inputs = []
     for block in unet.input_blocks:
         cost, side = _cost(block, side)

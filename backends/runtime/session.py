@@ -52,6 +52,7 @@ class AttachedBy(NamedTuple):
         nodes: those that a user knows: this one, or those before which the server put it.
         by_setting: whether the server put it there.
         has_ended: tells whether that prompt has ended.
+        is_left_out: tells whether a later prompt had that node, and made its images without it.
     """
 
     made_of: tuple[str, str]
@@ -59,6 +60,7 @@ class AttachedBy(NamedTuple):
     nodes: tuple[str, ...]
     by_setting: bool = False
     has_ended: Callable[[], bool] = lambda: False
+    is_left_out: Callable[[], bool] = lambda: False
 
 
 #: Tells what of the running prompt a session is of, by what it was of; None is the node that runs.
@@ -219,11 +221,13 @@ class Session:
 
     @property
     def is_unused(self) -> bool:
-        """Whether the prompt that attached it ended, and no run of it began."""
-        by = self.attached_by
-        return (
-            self.counts.last is None and self.running is None and by is not None and by.has_ended()
-        )
+        """Whether the last prompt with its node ended, and no run of it began."""
+        by, faults = self.attached_by, self.scope.faults
+        if self.running is not None or by is None:
+            return False
+        if self.counts.last is None:
+            return by.has_ended()
+        return faults.spare(TELLING, "looking at later prompts", by.is_left_out) is True
 
     @property
     def came(self) -> bool:

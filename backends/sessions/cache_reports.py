@@ -29,7 +29,6 @@ def deepcache_report(cache: DeepCache) -> dict[str, Any]:
         "branch": cache.branch.number,
         "wanted_branch": options.branch,
         "costs": [round(cost, 4) for cost in cache.costs],
-        "side": cache.side,
         "ran": tally is not None,
         "chunks": [] if tally is None else tally.chunks,
         **_times(tally),

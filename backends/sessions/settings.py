@@ -98,6 +98,15 @@ SETTINGS = {
             control="toggle",
         ),
         Setting(
+            name="make_faster_all",
+            place="Speed.MakeFasterAll",
+            title="Make this workflow faster: VAEs and ControlNets, too",
+            help="On: the command puts Compile VAE and Compile ControlNet where they belong, too. "
+            "Off: Compile Model alone; another command takes all of them.",
+            default=False,
+            control="toggle",
+        ),
+        Setting(
             name="learn_models",
             place="Speed.LearnModels",
             title="Learn models that Warmgraph does not know",

@@ -89,14 +89,13 @@ def report_lines(report: dict[str, Any], notes: list[Line]) -> list[Line]:
 def deepcache_lines(report: dict[str, Any]) -> list[Line]:
     """Return what a DeepCache node shows: what the last run did, and the cost of each branch."""
     costs, chosen, wanted = report["costs"], report["branch"], report["wanted_branch"]
-    last = len(costs) - 1
+    told = {"branch": chosen, "share": f"{costs[chosen]:.0%}"}
     if wanted > chosen:
-        branch = line("deepcache_branch_cut", branch=chosen, last=last, wanted=wanted)
+        branch = line("deepcache_branch_cut", **told, wanted=wanted)
     else:
-        branch = line("deepcache_branch", branch=chosen, last=last)
-    size = f"{report['side']}x{report['side']}"
+        branch = line("deepcache_branch", **told)
     listed = ", ".join(f"{number}: {cost:.0%}" for number, cost in enumerate(costs))
-    return [*deepcache_run(report), branch, line("deepcache_costs", size=size, costs=listed)]
+    return [*deepcache_run(report), branch, line("deepcache_costs", costs=listed)]
 
 
 def deepcache_run(report: dict[str, Any]) -> list[Line]:

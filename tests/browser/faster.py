@@ -7,8 +7,11 @@ from typing import Any
 
 from warmgraph_tools.page import Page
 
-MODEL, VAE = "WarmgraphCompileModel", "WarmgraphCompileVAE"
-MAKE, MAKE_VAE, REMOVE = (f"Warmgraph.{name}" for name in ("MakeFaster", "MakeFasterVAE", "Remove"))
+MODEL, VAE, CONTROL_NET = (f"WarmgraphCompile{name}" for name in ("Model", "VAE", "ControlNet"))
+STEP_CACHE = "WarmgraphStepCache"
+MAKE, MAKE_ALL, REMOVE, ADD_STEP_CACHE = (
+    f"Warmgraph.{name}" for name in ("MakeFaster", "MakeFasterVAE", "Remove", "AddStepCache")
+)
 
 #: In the page: the workflow as Undo has to bring it back. The host counts `order` anew with each
 #: Undo, whatever was changed, newer ones list links in another order, and `ds` is what part of the

@@ -12,15 +12,18 @@ from typing import Any
 import pytest
 
 from warmgraph_tools.host import Server
-from warmgraph_tools.page import TOAST, Page
+from warmgraph_tools.page import TOAST, TOASTS, Page
 
 from .faster import (
+    ADD_STEP_CACHE,
+    CONTROL_NET,
     GRAPHS,
     MAKE,
-    MAKE_VAE,
+    MAKE_ALL,
     MODEL,
     OURS,
     REMOVE,
+    STEP_CACHE,
     VAE,
     do,
     lies_on_nothing,
@@ -345,13 +348,74 @@ def test_vaes_get_theirs_where_that_was_asked_for(
 ) -> None:
     _open(quiet, _read(IN_SUBGRAPH))
     before, plain = state(quiet), sent(quiet)
-    do(quiet, MAKE_VAE)
+    do(quiet, MAKE_ALL)
     faster = sent(quiet)
     decodes = [n["inputs"]["vae"][0] for n in faster.values() if n["class_type"] == "VAEDecode"]
     assert decodes and {faster[key]["class_type"] for key in decodes} == {VAE}
     assert set(_users(faster, takers).values()) == {MODEL}
     assert _without(faster, MODEL, VAE) == _without(plain)
     lies_on_nothing(quiet)
+    undo(quiet, before)
+
+
+def test_what_else_can_be_compiled_is_asked_once_and_remembered(quiet: Page) -> None:
+    """The models are there at once; who says nothing is not asked again, and gets nothing else."""
+    quiet.open_shipped("controlnet")
+    do(quiet, REMOVE)
+    plain = sent(quiet)
+    quiet.run("localStorage.removeItem('warmgraph.asked')")
+    try:
+        do(quiet, MAKE)
+        quiet.toast("VAEs and ControlNets can be compiled, too")
+        assert _kinds(sent(quiet)) == {MODEL}
+        do(quiet, "Comfy.Undo")
+        quiet.forget_toasts()
+        do(quiet, MAKE)
+        quiet.toast("1 node added")
+        assert _kinds(sent(quiet)) == {MODEL}
+        assert "can be compiled, too" not in str(quiet.run(f"return {TOASTS}"))
+        quiet.run("localStorage.removeItem('warmgraph.asked')")
+        do(quiet, MAKE)
+        quiet.click_first(f"{TOAST} button", "e.innerText === 'Compile them too'")
+        quiet.wait_for(f"{OURS}.length === 3")
+        faster = sent(quiet)
+        assert _kinds(faster) == {MODEL, VAE, CONTROL_NET}
+        assert _without(faster, *_kinds(faster)) == _without(plain)
+        lies_on_nothing(quiet)
+        do(quiet, REMOVE)
+        quiet.wait_for(f"{OURS}.length === 0")
+        do(quiet, MAKE)
+        quiet.wait_for(f"{OURS}.length === 3")
+    finally:
+        quiet.set_setting("Warmgraph.Speed.MakeFasterAll", False)
+
+
+def _kinds(prompt: dict[str, Any]) -> set[str]:
+    """The classes of our nodes."""
+    return {_kind(prompt, key) for key in prompt if _kind(prompt, key).startswith("Warmgraph")}
+
+
+def test_step_cache_comes_by_its_command_alone_where_ten_steps_are_made(quiet: Page) -> None:
+    quiet.open_shipped("text_to_image")
+    quiet.set_widget("KSampler", "steps", 9)
+    before, plain = state(quiet), sent(quiet)
+    do(quiet, ADD_STEP_CACHE)
+    quiet.toast("fewer than 10 steps")
+    assert state(quiet) == before
+    quiet.set_widget("KSampler", "steps", 10)
+    before, plain = state(quiet), sent(quiet)
+    do(quiet, MAKE)
+    assert sent(quiet) == plain
+    do(quiet, ADD_STEP_CACHE)
+    quiet.toast("costs some quality")
+    cached = sent(quiet)
+    (sampler,) = (n for n in cached.values() if n["class_type"] == "KSampler")
+    assert _kind(cached, sampler["inputs"]["model"][0]) == STEP_CACHE
+    assert _without(cached, STEP_CACHE) == _without(plain)
+    lies_on_nothing(quiet)
+    quiet.forget_toasts()
+    do(quiet, ADD_STEP_CACHE)
+    quiet.toast("Step Cache is there already")
     undo(quiet, before)
 
 

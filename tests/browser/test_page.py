@@ -38,7 +38,10 @@ def test_a_shipped_workflow_opens_unmodified_as_its_file_says_and_is_sent_as_we_
     page.run(f"{OPEN}.changeTracker.checkState?.() ?? {OPEN}.changeTracker.captureCanvasState?.()")
     assert page.run(f"return {OPEN}.isModified") is False
     # Another test may have run this workflow on this server.
-    page.wait_for(f"{STATUS}.some((text) => /Shown after the next run|parts/.test(text))")
+    boxes = f"{nodes}.flatMap((n) => n.widgets?.find((w) => w.name === 'warmgraph_status') ?? [])"
+    page.wait_for(
+        f"{boxes}.some((w) => /Shown after the next run|parts/.test(w.element.innerText))"
+    )
 
     sent = page.run("return JSON.parse(JSON.stringify((await app.graphToPrompt()).output))")
     made = to_prompt(workflow, server.object_info())
@@ -126,29 +129,37 @@ def test_images_carry_neither_the_path_nor_the_user(server: Server, page: Page) 
     assert page.run("return app.rootGraph.extra.warmgraph ?? null") is None
 
 
-def test_the_hosts_search_finds_compile_model_first(page: Page) -> None:
-    """But where a node of the host's own is called what was typed (its own TorchCompileModel, and
-    Seed for speed), and for our name, which all of our nodes' ids begin with.
-    """
-    service = (
-        "[...document.querySelectorAll('*')].find((e) => e.__vue_app__).__vue_app__"
-        ".config.globalProperties.$pinia._s.get('nodeDef').nodeSearchService"
-    )
-    found = page.run(
-        f"const service = {service}; const found = {{}};"
-        " for (const query of ['compile', 'faster', 'speed up', 'accelerate', 'optimize',"
-        " 'performance', 'tensorrt', 'onediff', 'speed', 'torch compile', 'warmgraph'])"
-        " found[query] = service.searchNode(query).map((node) => node.name);"
-        " return found;"
-    )
-    ours = "WarmgraphCompileModel"
-    assert {query: names[0] for query, names in found.items()} == {
-        **dict.fromkeys(found, ours),
-        "speed": "SeedNode",
-        "torch compile": "TorchCompileModel",
-        "warmgraph": "WarmgraphWarmUp",
-    }
-    assert found["speed"][1] == found["torch compile"][1] == ours and ours in found["warmgraph"]
+#: In the host's search: what is listed first, by its names for people.
+FOUND = "document.querySelector('[role=option]')?.innerText.split('\\n')[0]"
+
+
+def _search(page: Page, typed: str) -> str:
+    """Type it into the host's search box, and return what it lists first."""
+    page.run("document.activeElement.select()")
+    page.type_text("nothing is called so")
+    page.wait_for("!document.querySelector('[role=option]')")
+    page.run("document.activeElement.select()")
+    page.type_text(typed)
+    return str(page.wait_for(FOUND))
+
+
+@pytest.mark.parametrize(("language", "said"), [("en", "Compile Model"), ("zh", "编译模型")])
+def test_the_hosts_search_lists_compile_model_first(page: Page, language: str, said: str) -> None:
+    """But where a node of the host's own is called what was typed, or nearly so."""
+    page.set_setting("Comfy.Locale", language)
+    page.open_server()  # older pages translate names of nodes as they load
+    try:
+        page.run("await app.extensionManager.command.execute('Workspace.SearchBox.Toggle')")
+        page.wait_for("document.activeElement.role === 'combobox'")
+        words = "warmgraph compile speed faster accelerate optimize performance tensorrt 加速 编译"
+        found = {typed: _search(page, typed) for typed in (*words.split(), "speed up")}
+        assert found == dict.fromkeys(found, said)
+        others = {typed: _search(page, typed) for typed in ("torch compile", "seed", "sampler")}
+        assert said not in others.values(), others
+        page.escape("[role=combobox]")
+    finally:
+        page.set_setting("Comfy.Locale", "en")
+        page.open_server()
 
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["classic", "new"])

@@ -9,7 +9,7 @@ import pytest
 
 from warmgraph_tools.page import OPEN, Page
 
-from .faster import MAKE_VAE, OURS, do, sent, settle
+from .faster import MAKE_ALL, OURS, do, sent, settle
 from .test_make_faster import IN_SUBGRAPH, IN_THE_OPEN, TWO_MODELS, _open, _read
 
 PLAIN = (
@@ -22,7 +22,7 @@ PLAIN = (
 def test_an_export_without_us_opens_as_it_was_before(quiet: Page, name: str) -> None:
     _open(quiet, _read(name))
     plain = sent(quiet)
-    do(quiet, MAKE_VAE)
+    do(quiet, MAKE_ALL)
     quiet.wait_for(f"{OURS}.length >= 2")
     settle(quiet)
     before = quiet.run("return JSON.stringify(app.rootGraph.serialize())")
@@ -37,7 +37,7 @@ def test_every_node_names_its_pack_and_version_and_that_changes_no_workflow(quie
     quiet.open_shipped("text_to_image")
     settle(quiet)
     assert quiet.run(f"return {OPEN}.isModified") is False
-    do(quiet, MAKE_VAE)
+    do(quiet, MAKE_ALL)
     quiet.wait_for(f"{OURS}.length === 2")
     saved = quiet.run("return app.rootGraph.serialize().nodes")
     packs = [

@@ -70,7 +70,10 @@ def test_builds_have_a_bar_on_the_node_and_in_the_tab_that_a_reload_brings_back(
     open_small(page)
     page.run_workflow()
     page.wait_for(f"{REPORT}.building.total")
-    for selector, begins in ((BAR, "Compiling SDXL: "), (f"{TAB} [role=progressbar]", "")):
+    for selector, begins in (
+        (BAR, "Compiling SDXL: "),
+        (f"{TAB} [role=progressbar]", "Compiling: "),
+    ):
         page.wait_for(
             f"document.querySelector('{selector}')?.innerText"
             f" === '{begins}0 of ' + {REPORT}.building.total + ', paused'"

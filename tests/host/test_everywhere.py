@@ -168,7 +168,9 @@ def test_a_prompt_to_compare_with_is_comfyuis_own(place: Place) -> None:
 
 
 def test_places_are_those_of_the_setting(place: Place) -> None:
-    found = place.server.post("/warmgraph/places", {"prompt": place.prompt(), "vae": True})
+    found = place.server.post(
+        "/warmgraph/places", {"prompt": place.prompt(), "kinds": ["model", "vae"]}
+    )
     assert found == {
         "places": [
             {

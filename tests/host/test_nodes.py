@@ -110,6 +110,53 @@ def test_a_model_that_only_lends_a_merge_its_weights_is_told_as_unused(
     assert not report()["unused"]
 
 
+def test_a_model_that_ran_is_told_as_unused_once_samplers_do_without_it(
+    server: Server, checkpoint: str
+) -> None:
+    """The host's cache serves Compile Model in every prompt but the first."""
+    graph = _graph(checkpoint, when_missing="never", graphs="left")  # none that ran before
+    identity = server.run(graph).outputs["2"]["warmgraph"][0]["id"]
+
+    def is_unused() -> bool:
+        (told,) = (each for each in server.report()["models"] if each["id"] == identity)
+        told_so = told["lines"][0]["text"] == ENGLISH["unused"] == told["text"].splitlines()[0]
+        assert told["unused"] == told_so == (told["stage"] == "unused")
+        return told_so
+
+    def run(*, seed: int, **inputs: Any) -> None:
+        graph["5"]["inputs"] |= {"seed": seed, **inputs}
+        assert "2" in server.run(graph).cached
+        end = time.monotonic() + 60  # the prompt leaves the queue a moment after it is told as done
+        while server.get("/queue")["queue_running"]:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+    assert not is_unused()
+    run(seed=2, model=["1", 0])  # only the report still takes it
+    assert is_unused()
+    run(seed=2)  # the same again: the sampler's result is in the cache, too
+    assert is_unused()
+    run(seed=3, model=["2", 0])
+    assert not is_unused()
+    graph["7"] = {
+        "class_type": "ModelMergeSimple",
+        "inputs": {"model1": ["1", 0], "model2": ["2", 0], "ratio": 0.5},
+    }
+    run(seed=3)  # the merge makes no image here
+    assert not is_unused()
+    run(seed=4, model=["7", 0])
+    assert is_unused()
+    run(seed=5)
+    assert is_unused()
+    graph["7"]["inputs"] |= {"model1": ["2", 0], "model2": ["1", 0]}
+    run(seed=5)
+    assert not is_unused()
+    graph["8"] = {"class_type": "VAEDecode", "inputs": {"samples": ["5", 0], "vae": ["1", 2]}}
+    graph["9"] = {"class_type": "PreviewImage", "inputs": {"images": ["8", 0]}}
+    run(seed=5)  # what this model sampled is decoded
+    assert not is_unused()
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -89,6 +89,8 @@ test("sizes and times have the unit that people read them in", () => {
   assert.equal(duration(7.25), "7.3 ms");
   assert.equal(duration(61.2), "61 ms");
   assert.equal(duration(2978), "2.98 s");
+  assert.equal(duration(9), "9.0 ms"); // with the digits that the server's sentences have
+  assert.equal(duration(7200), "7.20 s");
   assert.equal(number(1234), "1,234");
   locale = "de";
   assert.equal(number(1.25, 2), "1,25");

@@ -327,6 +327,7 @@ def test_the_page_keeps_its_settings_by_places_that_stay() -> None:
         "metrics": "Server.Metrics",
         "compile_all": "Speed.CompileAll",
         "compile_all_vaes": "Speed.CompileAllVaes",
+        "make_faster_all": "Speed.MakeFasterAll",
         "learn_models": "Speed.LearnModels",
     }
 

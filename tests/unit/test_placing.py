@@ -106,8 +106,12 @@ class Asked:
 
     def __call__(self, prompt: Any, *, vae: bool = False) -> tuple[list[str], dict[str, str]]:
         """Places as "node.input < origin", and what is left and why."""
-        kinds = [self.placing.MODEL] + [self.placing.VAE] * vae
-        found = self.placing.find_places(prompt, self.classes, kinds)
+        return self.of(prompt, *(["model", "vae"] if vae else ["model"]))
+
+    def of(self, prompt: Any, *kinds: str) -> tuple[list[str], dict[str, str]]:
+        """The same of these kinds."""
+        wanted = [self.placing.KINDS[kind] for kind in kinds]
+        found = self.placing.find_places(prompt, self.classes, wanted)
         places = [f"{p.node}.{p.input} < {p.origin[0]}.{p.origin[1]}" for p in found.places]
         return places, {left.node: left.line.text for left in found.left}
 
@@ -310,6 +314,55 @@ def test_vaes_that_decode_and_encode_images(ask: Asked) -> None:
     assert ask(prompt) == ([], {})  # where VAEs are not asked for
 
 
+def test_controlnets_before_they_are_applied(ask: Asked) -> None:
+    prompt = {
+        "1": LOADER,
+        "2": node("ControlNetLoader", control_net_name="x"),
+        "3": node("SetUnionControlNetType", control_net="2.0", type="auto"),
+        "4": node("ControlNetApplyAdvanced", control_net="3.0", vae="1.2"),
+        "5": node("ControlNetApply", control_net="2.0"),
+        "6": node("WarmgraphCompileControlNet", control_net="2.0"),
+        "7": node("ControlNetApplySD3", control_net="6.0"),
+        "8": node("No such class", control_net="2.0"),
+    }
+    places, left = ask.of(prompt, "control_net")
+    assert places == ["4.control_net < 3.0", "5.control_net < 2.0"]
+    assert left == {"7": "node 6 of Warmgraph is there already"}
+
+
+def test_step_caches_where_a_sampler_takes_ten_steps_and_nothing_else_leaves_out_some(
+    ask: Asked,
+) -> None:
+    prompt = {
+        "1": LOADER,
+        "2": node("WarmgraphCompileModel", model="1.0"),
+        "3": node("KSampler", model="2.0", steps=20),
+        "4": node("KSampler", model="2.0", steps=9),
+        "5": node("KSampler", model="2.0", steps="10.0"),
+        "6": node("EasyCache", model="1.0"),
+        "7": node("KSampler", model="6.0", steps=20),
+        "8": node("WarmgraphDeepCache", model="2.0"),
+        "9": node("KSamplerAdvanced", model="8.0", steps=20),
+        "10": node("PrimitiveInt", value=30),
+        "11": node("BasicScheduler", model="2.0", steps=12),
+        "12": node("SplitSigmas", sigmas="11.0"),
+        "13": node("CFGGuider", model="2.0"),
+        "14": node("SamplerCustomAdvanced", guider="13.0", sigmas="12.0"),
+        "15": node("BasicScheduler", model="2.0", steps=4),
+        "16": node("SamplerCustom", model="2.0", sigmas="15.0"),
+        "17": node("TorchCompileModelFluxAdvancedV2", model="1.0"),
+        "18": node("KSampler", model="17.0", steps=10),
+    }
+    places, left = ask.of(prompt, "step_cache")
+    assert places == ["3.model < 2.0", "13.model < 2.0", "18.model < 17.0"]
+    few = "it takes fewer than 10 steps, or a link gives their number"
+    assert left == {
+        **dict.fromkeys(("4", "5", "16"), few),
+        "7": "EasyCache (6) leaves out steps already",
+        "9": "node 8 of Warmgraph is there already",
+    }
+
+
 def test_what_the_host_refuses_is_passed_over(ask: Asked) -> None:
     prompt = {
         "1": LOADER,
@@ -400,6 +453,7 @@ def test_answers_are_plain(placing: Any, classes: Any) -> None:
                     "values": {"id": "9"},
                     "text": "node 9 of Warmgraph is there already",
                 },
+                "kind": "model",
             }
         ],
     }

@@ -296,7 +296,6 @@ DEEPCACHE: dict[str, Any] = {
     "branch": 2,
     "wanted_branch": 2,
     "costs": [0.12, 0.31, 0.5],
-    "side": 1024,
     "ran": True,
     "problem": None,
     "chunks": [
@@ -316,9 +315,12 @@ def _cached(**changes: Any) -> list[str]:
 def test_a_deepcache_says_what_it_did_and_what_its_branches_cost() -> None:
     saved = "about 0.61 of 2.03 s saved, 20 MiB of features"
     ran = f"DeepCache, last run: 7 full + 13 shallow steps; {saved}"
-    costs = "work of a shallow step at 1024x1024, by branch: 0: 12%, 1: 31%, 2: 50%"
-    assert _cached() == [ran, "branch 2 of 0 to 2", costs]
-    assert _cached(wanted_branch=11)[1] == "branch 2 of 0 to 2 (11 is beyond this model)"
+    branch = "a shallow step does about 50% of the work of a full one."
+    listed = "By branch: 0: 12%, 1: 31%, 2: 50%."
+    costs = f"A larger branch does more, and changes the image less. {listed}"
+    assert _cached() == [ran, f"Branch 2: {branch}", costs]
+    assert _cached(branch=0, wanted_branch=0)[1] == f"Branch 0: {branch.replace('50', '12')}"
+    assert _cached(wanted_branch=11)[1] == f"Branch 2, the last of this model, for 11: {branch}"
     assert _cached(chunks=[])[0] == "DeepCache, last run: no calls of the UNet"
     assert _cached(ran=False)[0].endswith("is shown here once a run has ended")
     assert _cached(problem="it is off")[0] == "DeepCache: it is off"

@@ -28,6 +28,8 @@ REFUSED = [
     ("builds", b"[" * 60_000, "application/json", "refused_nested"),
     ("builds", b" " * 70_000, "application/json", "refused_size"),
     ("places", b'{"prompt": []}', "application/json", "refused_table"),
+    ("places", b'{"prompt": {}}', "application/json", "refused_choice"),
+    ("places", b'{"prompt": {}, "kinds": ["lora"]}', "application/json", "refused_choice"),
     ("plain", b"3", "application/json", "refused_table"),
     ("compared", b'{"first": 3}', "application/json", "refused_text"),
     ("settings", b"[]", "application/json", "refused_settings"),
@@ -102,7 +104,7 @@ def test_prompts_may_be_larger_than_other_requests(pack: ModuleType, folder: Pat
         "2": {"class_type": "KSampler", "inputs": {"model": ["1", 0]}},
         "3": text,
     }
-    body = json.dumps({"prompt": prompt, "vae": True}).encode()
+    body = json.dumps({"prompt": prompt, "kinds": ["model", "step_cache"]}).encode()
     status, answer = _post(pack, folder, "places", body, "application/json")
     assert status == 200 and [place["node"] for place in answer["places"]] == ["2"]
     status, answer = _post(pack, folder, "plain", body, "application/json")

@@ -6,8 +6,6 @@ import { lineText, words } from "./words.js";
 
 /**
  * @param {"success" | "warn" | "error"} severity
- * @param {string} summary
- * @param {string} [detail]
  * @param {number} [life] milliseconds; without it the user closes it
  */
 export function toast(severity, summary, detail, life) {
@@ -15,7 +13,6 @@ export function toast(severity, summary, detail, life) {
 }
 
 /**
- * @param {string} route
  * @param {Record<string, string | number | boolean>} body
  * @returns {Promise<Record<string, any> | undefined>} undefined when it was refused, which is shown
  */
@@ -29,7 +26,7 @@ export async function post(route, body) {
     const answer = await response.json().catch(() => ({}));
     if (response.ok) return answer;
     const { line, error } = answer; // the host's own are objects
-    const why = line ? lineText(line) : error?.message ?? error ?? response.statusText;
+    const why = line ? lineText(line) : (error?.message ?? error ?? response.statusText);
     toast("error", words("page.refused"), why, 12000);
   } catch {
     toast("error", words("page.refused"), words("page.no_answer"), 12000);
@@ -38,7 +35,6 @@ export async function post(route, body) {
 }
 
 /**
- * @param {string} title
  * @param {string} message what will happen
  * @returns {Promise<boolean>}
  */
@@ -48,10 +44,7 @@ export async function confirmed(title, message) {
   return (await dialog.confirm({ title, message, type: "delete" })) === true;
 }
 
-/**
- * Copy a text; pages over plain HTTP from another machine have no clipboard of their own.
- * @param {string} text
- */
+/** Copy a text; pages over plain HTTP from another machine have no clipboard of their own. */
 export async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
@@ -66,11 +59,7 @@ export async function copy(text) {
   toast("success", words("page.copied"), undefined, 2000);
 }
 
-/**
- * @param {string} name of the file
- * @param {string} text
- * @param {string} type
- */
+/** @param {string} name of the file */
 export function download(name, text, type) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([text], { type }));

@@ -6,7 +6,10 @@ import { words } from "./words.js";
 
 /** @param {{workflow: string | null, node: string}[]} nodes where they are, of any workflow */
 export function bypass(nodes) {
-  const found = nodes.filter(isOpen).map(({ node }) => nodeAt(node)).filter(isOurs);
+  const found = nodes
+    .filter(isOpen)
+    .map(({ node }) => nodeAt(node))
+    .filter(isOurs);
   if (!found.length) return toast("warn", `Warmgraph: ${words("page.not_open")}`, undefined, 8000);
   const active = found.filter(({ mode }) => mode !== BYPASSED);
   if (!active.length) return;

@@ -3,26 +3,20 @@ import { app } from "../../../scripts/app.js";
 import { linkEntries, nodeEntries } from "./compile_here.js";
 import { allNodes, isOurs } from "./graph_places.js";
 import "./locale.js";
-import { makeFaster, removeOurs } from "./make_faster.js";
+import { addStepCache, makeFaster, removeOurs } from "./make_faster.js";
 import { words } from "./words.js";
 
 const MAKE_FASTER = "Warmgraph.MakeFaster";
 
-/** @param {string} id @param {string} key of its name @param {string} icon @param {() => any} act */
-const command = (id, key, icon, act) => ({
-  id,
-  icon: `pi ${icon}`,
-  label: () => words(key),
-  function: act,
-});
+const command = (id, key, icon, act) => ({ id, icon: `pi ${icon}`, label: () => words(key), function: act });
 
 const COMMANDS = [
-  command(MAKE_FASTER, "page.make_faster", "pi-gauge", () => makeFaster(false)),
+  command(MAKE_FASTER, "page.make_faster", "pi-gauge", () => makeFaster()),
   command("Warmgraph.MakeFasterVAE", "page.make_faster_vae", "pi-gauge", () => makeFaster(true)),
+  command("Warmgraph.AddStepCache", "page.add_step_cache", "pi-forward", addStepCache),
   command("Warmgraph.Remove", "page.remove", "pi-times", removeOurs),
 ];
 
-/** @param {{label: () => string, function: () => any}} known */
 const entryOf = ({ label, function: act }) => ({ content: label(), callback: () => void act() });
 
 /** Alt+W; on a Mac that key gives another letter. */
@@ -34,7 +28,7 @@ app.registerExtension({
   menuCommands: [{ path: ["Warmgraph"], commands: COMMANDS.map(({ id }) => id) }],
   keybindings: KEYS.map((key) => ({ commandId: MAKE_FASTER, combo: { key, alt: true } })),
   getCanvasMenuItems(canvas) {
-    const [make, , remove] = COMMANDS;
+    const [make, , , remove] = COMMANDS;
     const removing = allNodes().some(isOurs) ? [entryOf(remove)] : [];
     return [null, ...linkEntries(canvas), entryOf(make), ...removing];
   },

@@ -16,7 +16,6 @@ const PAUSE = 1000;
 /** It ends before there is something to show; its text says why, if that is not shown already. */
 class Ended extends Error {}
 
-/** @param {string} key @param {Record<string, string>} [values] */
 const ended = (key, values) => new Ended(words(`page.compare_${key}`, values));
 
 let underWay = false;
@@ -38,7 +37,6 @@ export async function compare() {
   }
 }
 
-/** @param {string} route */
 async function get(route) {
   const response = await api.fetchApi(route).catch(() => undefined);
   if (!response?.ok) throw new Ended(words("page.no_answer"));
@@ -51,7 +49,9 @@ async function lastPrompt() {
     page === api.clientId &&
     !warmgraph?.plain &&
     Object.values(nodes).some((node) => isOurs({ comfyClass: node.class_type }));
-  const last = Object.values(await get(`/history?max_items=${LOOKED_AT}`)).filter(isOne).pop();
+  const last = Object.values(await get(`/history?max_items=${LOOKED_AT}`))
+    .filter(isOne)
+    .pop();
   if (!last) throw ended("nothing");
   if (last.status?.status_str !== "success") throw ended("unfinished");
   if (!Object.values(last.outputs).flatMap(picturesOf).length) throw ended("no_picture");
@@ -75,7 +75,7 @@ async function queued({ prompt: [, , prompt, { extra_pnginfo: info }, outputs] }
 
 /** Wait for a prompt's end. @param {string} id */
 async function finished(id) {
-  for (let isQueued = true; ; ) {
+  for (let isQueued = true; ;) {
     const { [id]: entry } = await get(`/history/${id}`);
     if (entry?.status.status_str === "success") return entry;
     const failure = entry?.status.messages.find(([event]) => event === "execution_error");
@@ -89,9 +89,7 @@ async function finished(id) {
 
 app.registerExtension({
   name: "Warmgraph.Compare.Command",
-  commands: [
-    { id: "Warmgraph.Compare", label: () => words("page.compare_command"), function: compare },
-  ],
+  commands: [{ id: "Warmgraph.Compare", label: () => words("page.compare_command"), function: compare }],
   getNodeMenuItems(node) {
     if (!isOurs(node)) return [];
     return [{ content: words("page.compare_command"), callback: () => void compare() }];

@@ -2,13 +2,9 @@
 import { button, el } from "./elements.js";
 import { words } from "./words.js";
 
-/**
- * @param {Record<string, any>} snapshot
- * @param {Set<string>} busy
- */
 export function compareButton({ models = [] }, busy) {
   if (!models.length) return undefined;
   const attributes = { disabled: busy.has("compare"), title: words("page.compare_hint") };
   const label = words("page.compare_command");
-  return el("div", { class: "warmgraph-buttons" }, button("compare", label, attributes));
+  return el("div.buttons", button("compare", label, attributes));
 }

@@ -24,11 +24,11 @@ export async function showComparison(first, second, compared) {
   const title = workflow ? words("page.compare_of", { workflow }) : words("page.compare");
   const body = [
     ...stepTexts(compared),
-    el("div", { class: "warmgraph-compare", role: "group", "aria-label": title, tabindex: 0 }, ...rows),
-    el("p", {}, words("page.compare_whole", times)),
+    el("div.compare", { role: "group", "aria-label": title, tabindex: 0 }, ...rows),
+    el("p", words("page.compare_whole", times)),
     ...computedAlone(first, second).map((kinds, place) => {
       const nodes = kinds.map(titleOf).join(", ");
-      return kinds.length && el("p", { class: "warmgraph-note" }, words(ALONE[place], { nodes }));
+      return kinds.length && el("p.note", words(ALONE[place], { nodes }));
     }),
   ];
   openDialog(title, body).classList.add("warmgraph-wide");
@@ -50,19 +50,19 @@ function titleOf(kind) {
 function stepTexts({ steps, notes }) {
   const texts = steps.map(({ model, size, batch, said }) => {
     const images = batch > 1 ? `${batch} x ${size}` : size;
-    return el("p", { class: "warmgraph-factor" }, `${model}, ${images}: ${lineText(said)}`);
+    return el("p.factor", `${model}, ${images}: ${lineText(said)}`);
   });
-  return [...texts, ...notes.map((note) => el("p", {}, words(`page.compare_${note}`)))];
+  return [...texts, ...notes.map((note) => el("p", words(`page.compare_${note}`)))];
 }
 
 async function row(pair) {
   const shown = pair.map(show);
   const names = ["with", "without"].map((side) => words(`page.compare_${side}`));
   const figures = shown.map((each, place) =>
-    el("figure", { "aria-label": names[place] }, each, el("figcaption", {}, names[place])),
+    el("figure", { "aria-label": names[place] }, each, el("figcaption", names[place])),
   );
   const [key, values] = await differenceOf(shown);
-  return el("div", {}, ...figures, el("p", {}, words(`page.compare_${key}`, values)));
+  return el("div", ...figures, el("p", words(`page.compare_${key}`, values)));
 }
 
 function show(picture) {
@@ -84,7 +84,6 @@ async function differenceOf(pair) {
   return value ? ["difference", { value }] : ["same"];
 }
 
-/** @param {HTMLImageElement} image @returns {Promise<ImageData>} */
 async function pixelsOf(image) {
   await image.decode();
   const { naturalWidth: width, naturalHeight: height } = image;

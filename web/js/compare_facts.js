@@ -20,8 +20,6 @@ const standIn = (id) => `${id}-plain`;
 
 /**
  * Classes of nodes that only one of two runs computed: the other had their results already.
- * @param {Entry} first
- * @param {Entry} second
  * @returns {string[][]} each once, of either
  */
 export function computedAlone(first, second) {
@@ -31,13 +29,13 @@ export function computedAlone(first, second) {
   });
   const nodes = Object.entries(first.prompt[2]).map(([id, node]) => [id, node.class_type]);
   const theirs = nodes.filter(([, kind]) => !kind.startsWith("Warmgraph"));
-  const kinds = (mine, others) =>
-    [...new Set(theirs.filter(([id]) => mine(id) && !others(id)).map(([, kind]) => kind))];
+  const kinds = (mine, others) => [
+    ...new Set(theirs.filter(([id]) => mine(id) && !others(id)).map(([, kind]) => kind)),
+  ];
   return [kinds(one, other), kinds(other, one)];
 }
 
 /**
- * @param {Entry} first
  * @param {Entry} second where a node that is another one has an id of its own
  * @returns {[Picture, Picture | undefined][]}
  */
@@ -50,7 +48,9 @@ export function picturePairs(first, second) {
 
 /** @param {Record<string, any>} [output] of a node @returns {Picture[]} */
 export function picturesOf(output = {}) {
-  return Object.values(output).flat().filter((each) => SHOWN.test(each?.filename));
+  return Object.values(output)
+    .flat()
+    .filter((each) => SHOWN.test(each?.filename));
 }
 
 /**

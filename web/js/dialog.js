@@ -7,7 +7,6 @@ import { hasOpenDialog, setPageInert } from "./frontend.js";
 import { words } from "./words.js";
 
 /**
- * @param {string} title
  * @param {import("./elements.js").Child[]} body
  * @param {Record<string, [string, () => void]>} [actions] more buttons: what each says, and does
  * @returns {HTMLDialogElement} closed by its button, by Escape and by a click beside it
@@ -17,19 +16,14 @@ export function openDialog(title, body, actions = {}) {
   const made = Object.entries(actions).map(([name, [label]]) => button(name, label));
   const dialog = /** @type {HTMLDialogElement} */ (
     el(
-      "dialog",
-      { class: "warmgraph-report", "aria-labelledby": heading.id },
+      "dialog.report",
+      { "aria-labelledby": heading.id },
       heading,
       ...body,
-      el(
-        "div",
-        { class: "warmgraph-buttons" },
-        ...made,
-        button("close", words("page.close"), { autofocus: true }),
-      ),
+      el("div.buttons", ...made, button("close", words("page.close"), { autofocus: true })),
     )
   );
-  const back = el("div", { class: "warmgraph-back" }, dialog);
+  const back = el("div.back", dialog);
   const closed = new AbortController();
   dialog.addEventListener("close", () => {
     closed.abort();
@@ -49,7 +43,8 @@ export function openDialog(title, body, actions = {}) {
   window.addEventListener("keydown", keys, { capture: true, signal: closed.signal });
   document.body.append(back);
   setPageInert(true);
-  if (hasOpenDialog()) dialog.setAttribute("open", ""); // the focus stays in the host's
+  if (hasOpenDialog())
+    dialog.setAttribute("open", ""); // the focus stays in the host's
   else dialog.show();
   return dialog;
 }

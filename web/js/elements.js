@@ -1,5 +1,7 @@
 /** Elements out of data, and what is shown brought up to date with them. */
 
+import { words } from "./words.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 /** @typedef {Node | string | undefined | null | false} Child */
@@ -20,29 +22,35 @@ function fill(element, attributes, children) {
 }
 
 /**
- * @param {string} tag
- * @param {Record<string, any>} [attributes]
- * @param {...Child} children
+ * @param {string} name a tag, and our classes after dots: "p.note" has the class warmgraph-note
+ * @param {...(Child | Record<string, any>)} rest attributes, if there are any, and children
  */
-export function el(tag, attributes = {}, ...children) {
-  return fill(document.createElement(tag), attributes, children);
+export function el(name, ...rest) {
+  const [tag, ...looks] = name.split(".");
+  const [first] = rest;
+  const given = first && typeof first === "object" && !(first instanceof Node) ? rest.shift() : {};
+  const look = looks.map((each) => `warmgraph-${each}`).join(" ") || undefined;
+  return fill(document.createElement(tag), { class: look, ...given }, rest);
 }
 
-/**
- * @param {string} tag
- * @param {Record<string, any>} [attributes]
- * @param {...Child} children
- */
+/** A part of the tab, below its heading. */
+export function section(key, ...children) {
+  const id = `warmgraph-${key}`;
+  const heading = el("h3", { id }, words(`page.${key}`));
+  return el("section", { "data-key": key, "aria-labelledby": id }, heading, ...children);
+}
+
+/** @param {[string, string][]} actions and what their buttons say */
+export function buttons(actions, attributes = () => ({})) {
+  return el("div.buttons", ...actions.map(([action, label]) => button(action, label, attributes(action))));
+}
+
+/** @param {...Child} children */
 export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/**
- * A button that says what it does by name; who shows it listens for clicks.
- * @param {string} action
- * @param {string} label
- * @param {Record<string, any>} [attributes]
- */
+/** A button that says what it does by name; who shows it listens for clicks. */
 export function button(action, label, attributes = {}) {
   const own = { type: "button", class: "warmgraph-button", "data-action": action };
   return el("button", { ...own, ...attributes }, label);
@@ -51,8 +59,6 @@ export function button(action, label, attributes = {}) {
 /**
  * A bar with its text in it.
  * @param {number} done from 0 to 100
- * @param {string} text
- * @param {Record<string, any>} [attributes]
  */
 export function progressBar(done, text, attributes = {}) {
   return el(
@@ -66,12 +72,11 @@ export function progressBar(done, text, attributes = {}) {
       "aria-valuetext": text,
       ...attributes,
     },
-    el("div", { class: "warmgraph-fill", style: `width: ${done.toFixed(1)}%` }),
-    el("span", {}, text),
+    el("div.fill", { style: `width: ${done.toFixed(1)}%` }),
+    el("span", text),
   );
 }
 
-/** @param {Node} node */
 function keyOf(node) {
   return `${node.nodeName} ${/** @type {any} */ (node).dataset?.key ?? ""}`;
 }
@@ -79,8 +84,6 @@ function keyOf(node) {
 /**
  * Make what is shown equal to `next`, keeping every element that stays: its focus, its scrolling,
  * and whether the user opened it.
- * @param {any} shown
- * @param {any} next
  */
 export function update(shown, next) {
   if (shown.nodeType === Node.TEXT_NODE) {

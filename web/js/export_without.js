@@ -29,11 +29,13 @@ function takeOurs(graph) {
   let links = isList ? graph.links.map(fromList) : graph.links;
   for (const node of graph.nodes.filter(({ type }) => isOurs({ comfyClass: type }))) {
     const into = links.filter(({ target_id: id }) => isNode(id, node));
-    const pairs = links.filter(({ origin_id: id }) => isNode(id, node)).map((link) => {
-      const { type } = node.outputs[link.origin_slot];
-      const from = into.find(({ target_slot: slot }) => node.inputs[slot].type === type);
-      return { link, from };
-    });
+    const pairs = links
+      .filter(({ origin_id: id }) => isNode(id, node))
+      .map((link) => {
+        const { type } = node.outputs[link.origin_slot];
+        const from = into.find(({ target_slot: slot }) => node.inputs[slot].type === type);
+        return { link, from };
+      });
     if (pairs.some(({ link, from }) => from?.origin_id === INPUTS && link.target_id === OUTPUTS)) {
       node.mode = BYPASSED;
       continue;
@@ -82,7 +84,12 @@ const COMMAND = "Warmgraph.ExportWithout";
 app.registerExtension({
   name: "Warmgraph.Workflow.Export",
   commands: [
-    { id: COMMAND, icon: "pi pi-download", label: () => words("page.export_without"), function: exportWithout },
+    {
+      id: COMMAND,
+      icon: "pi pi-download",
+      label: () => words("page.export_without"),
+      function: exportWithout,
+    },
   ],
   menuCommands: [{ path: ["File"], commands: [COMMAND] }],
 });

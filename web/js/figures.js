@@ -38,25 +38,15 @@ export function buildsStand(building) {
   return building?.paused ? "paused" : "none";
 }
 
-/**
- * The newest run's like: same model, size and batch, their times known.
- * @param {Run[]} runs
- */
+/** The newest run's like: same model, size and batch, their times known. */
 export function seriesOf(runs) {
   const timed = runs.filter((run) => run.ms !== null);
   const newest = timed[timed.length - 1];
   if (!newest) return [];
-  return timed.filter((run) =>
-    ["model", "size", "batch"].every((name) => run[name] === newest[name]),
-  );
+  return timed.filter((run) => ["model", "size", "batch"].every((name) => run[name] === newest[name]));
 }
 
-/**
- * Where each run's dot is in a field of this width and height; times start at 0.
- * @param {Run[]} series
- * @param {number} width
- * @param {number} height
- */
+/** Where each run's dot is in a field of this width and height; times start at 0. */
 export function dotsOf(series, width, height) {
   const top = Math.max(...series.flatMap((run) => [run.ms, run.eager_ms ?? 0]));
   const up = (ms) => height - (height * ms) / top;
@@ -81,10 +71,7 @@ function cell(value) {
   return /[",\r\n]/.test(plain) ? `"${plain.replaceAll('"', '""')}"` : plain;
 }
 
-/**
- * @param {Run[]} runs
- * @returns {string} a line for each run below the columns' names, times in ISO 8601
- */
+/** @returns {string} a line for each run below the columns' names, times in ISO 8601 */
 export function csvOf(runs) {
   const lines = runs.map((run) => ({ ...run, at: new Date(run.at * 1000).toISOString() }));
   const rows = [COLUMNS, ...lines.map((run) => COLUMNS.map((name) => run[name]))];

@@ -2,11 +2,12 @@
 import { language } from "./words.js";
 
 /**
- * @param {number} value
  * @param {number} [digits] behind the point, at most
+ * @param {number} [least] of those, also where they are zeros
  */
-export function number(value, digits = 0) {
-  return new Intl.NumberFormat(language(), { maximumFractionDigits: digits }).format(value);
+export function number(value, digits = 0, least = 0) {
+  const style = { minimumFractionDigits: least, maximumFractionDigits: digits };
+  return new Intl.NumberFormat(language(), style).format(value);
 }
 
 /** @param {number} count bytes */
@@ -15,10 +16,11 @@ export function bytes(count) {
   return `${number(count / 2 ** 20, count < 10 * 2 ** 20 ? 1 : 0)} MiB`;
 }
 
-/** @param {number} ms */
+/** Of a step, with the digits that the server's sentences have. */
 export function duration(ms) {
-  if (ms >= 1000) return `${number(ms / 1000, 2)} s`;
-  return `${number(ms, ms < 10 ? 1 : 0)} ms`;
+  if (ms >= 1000) return `${number(ms / 1000, 2, 2)} s`;
+  const digits = ms < 10 ? 1 : 0;
+  return `${number(ms, digits, digits)} ms`;
 }
 
 /** @param {number} seconds since 1970 */
@@ -27,11 +29,7 @@ export function time(seconds) {
   return new Intl.DateTimeFormat(language(), style).format(new Date(seconds * 1000));
 }
 
-/**
- * @param {number} part
- * @param {number} whole
- * @returns {number} from 0 to 100
- */
+/** @returns {number} from 0 to 100 */
 export function percent(part, whole) {
   return whole > 0 ? Math.min(100, Math.max(0, (100 * part) / whole)) : 0;
 }

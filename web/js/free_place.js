@@ -35,9 +35,7 @@ function length(a, b) {
 
 /** 0, 1, -1, 2 and so on: what is near is found soon, and rules out what is far. */
 function outward(reach) {
-  return Array.from({ length: 2 * reach + 1 }, (_, place) =>
-    place % 2 ? (place + 1) / 2 : -place / 2,
-  );
+  return Array.from({ length: 2 * reach + 1 }, (_, place) => (place % 2 ? (place + 1) / 2 : -place / 2));
 }
 
 /**

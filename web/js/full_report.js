@@ -4,10 +4,6 @@ import { openDialog } from "./dialog.js";
 import { el } from "./elements.js";
 import { words } from "./words.js";
 
-/**
- * @param {string} title
- * @param {string} text
- */
 export function showFullReport(title, text) {
   openDialog(title, [el("pre", { tabindex: 0 }, text)], {
     copy: [words("page.copy"), () => void copy(text)],

@@ -50,7 +50,6 @@ function sideOf({ boundingRect: [x, y, width, height] }, isInput) {
 
 /**
  * Put a new node into links that come from the same place.
- * @param {any} graph
  * @param {string} kind class of the node; its first input and output take the links
  * @param {any[]} links copies of them
  * @returns {any} the node
@@ -82,7 +81,10 @@ export function takeOut(node) {
   const { graph } = node;
   const nodeOf = (id) => graph.getNodeById(id);
   const joined = (node.outputs ?? []).flatMap((output) => {
-    const incoming = linkInto(node, node.inputs?.find(({ type }) => type === output.type));
+    const incoming = linkInto(
+      node,
+      node.inputs?.find(({ type }) => type === output.type),
+    );
     return incoming ? linksFrom(node, output).map((outgoing) => [incoming, outgoing]) : [];
   });
   if (joined.some(([a, b]) => !nodeOf(a.origin_id) && !nodeOf(b.target_id))) {

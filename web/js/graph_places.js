@@ -15,7 +15,6 @@ export function allNodes() {
   return allGraphs().flatMap((graph) => graph.nodes);
 }
 
-/** @param {any} [node] */
 export function isOurs(node) {
   return String(node?.comfyClass).startsWith("Warmgraph");
 }
@@ -28,15 +27,11 @@ export function isOpen({ workflow }) {
   return workflow === String(app.rootGraph?.id);
 }
 
-/** @param {any} graph */
 export function isInside(graph) {
   return graph?.isRootGraph === false;
 }
 
-/**
- * @param {string} place
- * @returns {any} undefined where the open workflow has no such node
- */
+/** @returns {any} undefined where the open workflow has no such node */
 export function nodeAt(place) {
   const ids = String(place).split(":");
   const id = ids.pop();
@@ -57,19 +52,16 @@ function usesOf(subgraph) {
 
 /**
  * A node in a subgraph that is used twice has two places.
- * @param {any} node
  * @returns {string[]}
  */
 export function placesOf(node) {
   if (!isInside(node.graph)) return [String(node.id)];
-  return usesOf(node.graph).flatMap(placesOf).map((outer) => `${outer}:${node.id}`);
+  return usesOf(node.graph)
+    .flatMap(placesOf)
+    .map((outer) => `${outer}:${node.id}`);
 }
 
-/**
- * What people call a graph: its subgraph's name; nothing for the workflow itself.
- * @param {any} graph
- * @returns {string | undefined}
- */
+/** What people call a graph: its subgraph's name; nothing for the workflow itself. */
 export function nameOf(graph) {
   if (!isInside(graph)) return undefined;
   return usesOf(graph)[0]?.getTitle?.() || graph.name;
@@ -80,10 +72,7 @@ const LEAST = 300;
 
 const nextFrame = () => new Promise((resolve) => requestAnimationFrame(resolve));
 
-/**
- * Show a node: open the graph that it is in, bring it to the middle, select it.
- * @param {any} node
- */
+/** Show a node: open the graph that it is in, bring it to the middle, select it. */
 export async function goTo(node) {
   const { canvas } = app;
   if (!node?.graph || !canvas) return;

@@ -10,10 +10,7 @@ const response = await api.fetchApi("/i18n").catch(() => undefined);
 const all = response?.ok ? await response.json() : {};
 useWords(all, () => app.extensionManager?.setting?.get("Comfy.Locale"));
 
-/**
- * @param {() => void} changed
- * @param {AbortSignal} signal
- */
+/** @param {AbortSignal} signal */
 export function watchLanguage(changed, signal) {
   const later = () => queueMicrotask(changed); // the host tells of it before it has taken it
   app.ui.settings.addEventListener("Comfy.Locale.change", later, { signal });

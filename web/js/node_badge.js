@@ -37,8 +37,7 @@ export function drawBadges(now) {
   };
   for (const [node, reports] of shown) placesOf(node).forEach((place) => hold(place, reports));
   for (const report of models)
-    for (const at of report.by === "setting" ? report.nodes : [])
-      if (isOpen(at)) hold(at.node, [report]);
+    for (const at of report.by === "setting" ? report.nodes : []) if (isOpen(at)) hold(at.node, [report]);
   for (const node of allNodes()) {
     const said = badgeOf([...(held.get(node) ?? [])], warnings.length > 0);
     const badge = badges.get(node) ?? (said && addBadge(node));

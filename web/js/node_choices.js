@@ -1,16 +1,10 @@
-/**
- * What the choices of our nodes' widgets are called. Workflows and prompts keep the choices' own names.
- */
+/** What the choices of our nodes' widgets are called. Workflows and prompts keep the choices' own names. */
 import { app } from "../../../scripts/app.js";
 import { words } from "./words.js";
 
 /** Widgets whose choices have other names for people. */
 const NAMED = ["when_missing", "backend", "form"];
 
-/**
- * @param {string} widget
- * @param {string | null | undefined} value
- */
 function labelOf(widget, value) {
   const own = String(value ?? "");
   return words(`page.option_${widget}_${own.replaceAll(" ", "_")}`, {}, own);

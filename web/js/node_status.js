@@ -32,6 +32,7 @@ const MARGIN = 10;
 /**
  * @typedef {{
  *   take: (output: any) => void, draw: () => void, ended: () => void, close: () => void,
+ *   refused: (error: {node_id?: string, exception_message?: string}) => void,
  *   reports: () => any[],
  * }} Status
  */
@@ -42,8 +43,6 @@ const statuses = new Map();
 /**
  * The box has a height of its own and the text scrolls in it: new text never resizes the node,
  * which the page would take for a change of the workflow.
- * @param {any} node
- * @param {{width: number, height: number, whole: boolean}} look
  */
 function addStatus(node, look) {
   const { box, showText, showProgress, showReports } = makeBox(look.height - 2 * MARGIN, look.whole);
@@ -51,6 +50,7 @@ function addStatus(node, look) {
   /** @type {{id: string, text: string}[]} the node's result; newer reports go before it */
   let parts = [];
   let isProgress = false; // what is shown is a line of it: it stays until there is something newer
+  let refusal = ""; // why the node ended the last prompt
 
   /** What is known of the node: what has no id is no model's, and stays as it came with the rest. */
   const reports = () => {
@@ -62,10 +62,14 @@ function addStatus(node, look) {
   const draw = () => {
     const shown = reports();
     isProgress = false;
+    if (refusal) return showText(`⚠ ${refusal}`);
     const idle = (shown.length || parts.length) && idleness(node, look.whole);
     if (idle) return showText(words(idle));
     if (!shown.length) return showText(words(parts.length ? "page.gone" : "page.not_run"));
-    showReports(shown, shown.every(({ id, standing }) => !id || standing === "eager"));
+    showReports(
+      shown,
+      shown.every(({ id, standing }) => !id || standing === "eager"),
+    );
   };
   watchReports((progress) => {
     if (!progress) return void ((!isProgress || reports().length) && draw());
@@ -88,6 +92,7 @@ function addStatus(node, look) {
   const take = (output) => {
     if (!output?.warmgraph?.length) return;
     parts = output.warmgraph;
+    refusal = "";
     draw();
     showBadges();
   };
@@ -95,6 +100,8 @@ function addStatus(node, look) {
     take,
     draw: () => isProgress || draw(),
     ended: draw,
+    refused: ({ node_id: place, exception_message: why }) =>
+      (refusal = placesOf(node).includes(String(place)) ? why.trim() : ""),
     close: () => closed.abort(),
     reports: () => (look.whole || idleness(node, false) ? [] : reports()),
   });
@@ -107,7 +114,6 @@ function addStatus(node, look) {
 
 /**
  * Why a node does nothing in the next run, whatever it did before: the key of a text.
- * @param {any} node
  * @param {boolean} isLast whether nothing has to come after it
  */
 function idleness(node, isLast) {
@@ -131,18 +137,12 @@ function showBadges() {
   drawBadges(here.map((node) => [node, statuses.get(node).reports()]));
 }
 
-/** @param {"draw" | "ended"} how */
 function redraw(how) {
   for (const status of statuses.values()) status[how]();
   showBadges();
 }
 
-/**
- * Call `then` after whatever the node does already.
- * @param {any} node
- * @param {"onExecuted" | "onRemoved"} event
- * @param {(...values: any[]) => void} then
- */
+/** Call `then` after whatever the node does already. */
 function chain(node, event, then) {
   const earlier = node[event];
   node[event] = function (...values) {
@@ -151,15 +151,11 @@ function chain(node, event, then) {
   };
 }
 
-/**
- * The page's name for a node: "7", or "SUBGRAPH:3" inside a subgraph.
- * @param {any} node
- */
+/** The page's name for a node: "7", or "SUBGRAPH:3" inside a subgraph. */
 function locatorOf(node) {
   return isInside(node.graph) ? `${node.graph.id}:${node.id}` : String(node.id);
 }
 
-/** @param {any} node */
 function workflowOf(node) {
   return String(node.graph?.rootGraph?.id ?? app.rootGraph?.id);
 }
@@ -178,6 +174,8 @@ app.registerExtension({
     const { signal } = new AbortController();
     watchReports((progress) => progress || showBadges(), signal);
     api.addEventListener("graphChanged", () => redraw("draw"));
+    for (const event of ["execution_start", "execution_error"])
+      api.addEventListener(event, ({ detail }) => statuses.forEach(({ refused }) => refused(detail)));
     for (const end of ["execution_success", "execution_error", "execution_interrupted"])
       api.addEventListener(end, () => redraw("ended"));
     await openingReports();

@@ -18,7 +18,6 @@ const HEADLINES = new Set(["ready", "speed_faster", "speed_known", "speed_neares
 
 /**
  * What is being compiled is a bar, and the way on where that rests.
- * @param {Line} line
  * @param {Record<string, any>} [building] of the report, or of the server
  */
 function linePart(line, building) {
@@ -31,7 +30,6 @@ function linePart(line, building) {
   return [bar, building.paused && button("resume", words("page.resume"))];
 }
 
-/** @param {Report} report */
 function reportPart(report) {
   return linesOf(report).flatMap((line) => linePart(line, report.building));
 }
@@ -42,7 +40,7 @@ function reportPart(report) {
  */
 export function makeBox(height, whole) {
   const text = el("div", { class: whole ? "warmgraph-whole" : undefined });
-  const box = el("div", { class: "warmgraph-status" }, text);
+  const box = el("div.status", text);
   box.style.minHeight = `${height}px`;
   /** @type {Report[]} */
   let shown = [];
@@ -61,23 +59,20 @@ export function makeBox(height, whole) {
   };
   return {
     box,
-    /** @param {string} newest */
     showText: (newest) => draw(newest),
     /** @param {Line[]} lines of what goes on while a prompt waits */
-    showProgress: (lines) =>
-      draw(...lines.flatMap((line) => linePart(line, newestSnapshot().building))),
-    /**
-     * @param {Report[]} reports
-     * @param {boolean} eager whether all of them run as without us
-     */
+    showProgress: (lines) => draw(...lines.flatMap((line) => linePart(line, newestSnapshot().building))),
+    /** @param {boolean} eager whether all of them run as without us */
     showReports(reports, eager) {
       shown = reports;
-      const mark = el("div", { class: "warmgraph-mark" }, `⚠ ${words("page.badge_eager")}`);
-      const texts = whole
-        ? [reports.map(wholeText).join("\n")]
-        : reports.flatMap(reportPart);
+      const mark = el("div.mark", `⚠ ${words("page.badge_eager")}`);
+      const texts = whole ? [reports.map(wholeText).join("\n")] : reports.flatMap(reportPart);
       const more = !whole && reports.some((report) => report.text);
-      draw(eager && mark, ...texts, more && button("report", words("page.full_report"), { class: "warmgraph-link" }));
+      draw(
+        eager && mark,
+        ...texts,
+        more && button("report", words("page.full_report"), { class: "warmgraph-link" }),
+      );
     },
   };
 }

@@ -28,7 +28,6 @@ const reports = new Map();
 /** @type {Set<(progress?: Progress) => void>} */
 const watchers = new Set();
 
-/** @param {Progress} [progress] */
 function tell(progress) {
   for (const watcher of watchers) watcher(progress);
 }
@@ -36,7 +35,6 @@ function tell(progress) {
 /** Whether a model was made to compare with: it is no node's in a workflow. */
 const isPlain = ({ nodes = [] }) => nodes.some(({ node }) => node.endsWith("-plain"));
 
-/** @param {Snapshot} snapshot */
 function keep(snapshot) {
   const { models: all = [], deepcaches = [], stepcaches = [] } = snapshot;
   const models = all.filter((model) => !isPlain(model));
@@ -51,10 +49,7 @@ export function newestSnapshot() {
   return newest;
 }
 
-/**
- * @param {string} id
- * @returns {Report | undefined}
- */
+/** @returns {Report | undefined} */
 export function reportOf(id) {
   return reports.get(id);
 }

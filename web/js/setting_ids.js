@@ -2,3 +2,5 @@
 
 /** Compiles every model. */
 export const FOR_ALL = "Warmgraph.Speed.CompileAll";
+/** Has *Make this workflow faster* compile VAEs and ControlNets, too. */
+export const ALSO = "Warmgraph.Speed.MakeFasterAll";

@@ -24,7 +24,6 @@ async function fetchSettings() {
 /** What the server had when the page opened; settings must be whole when they are registered. */
 const opened = await fetchSettings();
 
-/** @param {Setting} setting */
 function idOf(setting) {
   return `Warmgraph.${setting.place}`;
 }
@@ -32,7 +31,6 @@ function idOf(setting) {
 /**
  * The host has one table for the names of all packs' groups: ours are "Warmgraph.Speed" and the like,
  * which locales call by shorter names. A setting's id is its place, whatever group it is in.
- * @param {Setting} setting
  */
 function categoryOf({ place, group }) {
   return ["Warmgraph", `Warmgraph.${group}`, place.split(".")[1]];
@@ -41,15 +39,11 @@ function categoryOf({ place, group }) {
 /** Groups as they come, last first: the host shows those with the largest order first. */
 const GROUPS = ["Experts", "Disk", "Speed"];
 
-/**
- * @param {Setting} setting
- * @param {number} number of it in the server's table, which is in the order to be shown
- */
+/** @param {number} number of it in the server's table, which is in the order to be shown */
 function orderOf({ group }, number) {
   return 100 * (1 + GROUPS.indexOf(group)) - number;
 }
 
-/** @param {Setting} setting */
 function attrsOf({ minimum, maximum, step, whole }) {
   const digits = whole ? {} : { minFractionDigits: 1, maxFractionDigits: 2 };
   return { min: minimum, max: maximum, step, ...digits };
@@ -64,7 +58,6 @@ let current = {};
 /** What is sent: one change after the other, or an older one could come last. */
 let sent = Promise.resolve(/** @type {any} */ (undefined));
 
-/** @param {Record<string, number | boolean>} values */
 async function show(values) {
   current = values;
   for (const [key, value] of Object.entries(values)) {
@@ -74,10 +67,6 @@ async function show(values) {
   }
 }
 
-/**
- * @param {string} key
- * @param {number | boolean} value
- */
 async function send(key, value) {
   if (!(key in current) || current[key] === value) return;
   const before = current[key];

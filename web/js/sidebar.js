@@ -3,12 +3,14 @@
  * about it. It is drawn from one snapshot, after each change of it.
  */
 import { app } from "../../../scripts/app.js";
+import { api } from "../../../scripts/api.js";
 import { compareButton } from "./compare_button.js";
 import { el, update } from "./elements.js";
 import { watchLanguage } from "./locale.js";
 import { newestSnapshot, refreshReports, watchReports } from "./reports.js";
 import { ACTIONS } from "./sidebar_actions.js";
 import { buildsSection } from "./sidebar_builds.js";
+import { head } from "./sidebar_head.js";
 import { TAB } from "./sidebar_icon.js";
 import { memorySection } from "./sidebar_memory.js";
 import { modelsSection } from "./sidebar_models.js";
@@ -20,10 +22,7 @@ import { words } from "./words.js";
 
 /** @typedef {import("./reports.js").Snapshot} Snapshot */
 
-/**
- * @param {Snapshot} snapshot
- * @param {Set<string>} busy actions under way
- */
+/** @param {Set<string>} busy actions under way */
 export function tabOf(snapshot, busy) {
   const sections = [
     savedLine(snapshot),
@@ -35,7 +34,7 @@ export function tabOf(snapshot, busy) {
     memorySection(snapshot, busy),
     runsSection(snapshot),
   ];
-  return el("div", { class: "warmgraph-tab" }, el("h2", {}, "Warmgraph"), ...sections);
+  return el("div.tab", head(snapshot), ...sections);
 }
 
 /** What events do not bring has changed when one of these has. */
@@ -46,7 +45,6 @@ function mark({ store, builds, loads, runs_made: runs }) {
 /** @type {AbortController | undefined} of the tab while it is open */
 let closing;
 
-/** @param {HTMLElement} place */
 function open(place) {
   if (closing && place.querySelector(".warmgraph-tab")) return; // the host may ask again
   close();
@@ -68,15 +66,11 @@ function open(place) {
   }, signal);
   watchLanguage(draw, signal);
   window.addEventListener("focus", refreshReports, { signal });
+  api.addEventListener("progress", refreshReports, { signal }); // a step is made
   tab.addEventListener("click", (event) => void act(event, busy, draw), { signal });
   refreshReports();
 }
 
-/**
- * @param {Event} event
- * @param {Set<string>} busy
- * @param {() => void} draw
- */
 async function act(event, busy, draw) {
   const pressed = /** @type {Element} */ (event.target).closest("[data-action]");
   if (!(pressed instanceof HTMLElement)) return;

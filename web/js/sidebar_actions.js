@@ -12,18 +12,15 @@ import { showNode } from "./sidebar_jump.js";
 import { clearable } from "./sidebar_store.js";
 import { wholeText, words } from "./words.js";
 
-/** @param {"pause" | "resume" | "cancel"} action */
 const builds = (action) => async () => {
   await post("/warmgraph/builds", { action });
   refreshReports();
 };
 
-/** @param {"unused" | "unfit" | "all"} what */
 const clear = (what) => async () => {
   const { files, size } = clearable(newestSnapshot(), what);
   const values = { count: files, size: bytes(size) };
-  if (!(await confirmed(words(`page.clear_${what}`), words(`page.clear_${what}_warning`, values))))
-    return;
+  if (!(await confirmed(words(`page.clear_${what}`), words(`page.clear_${what}_warning`, values)))) return;
   const answer = await post("/warmgraph/store", { action: "clear", what });
   if (answer) {
     const removed = { count: answer.removed, size: bytes(answer.bytes) };
@@ -64,7 +61,7 @@ export const ACTIONS = {
     const report = reportOf(id) ?? {};
     showFullReport(report.model ?? "DeepCache", wholeText(report));
   },
-  "make-faster": () => makeFaster(false),
+  "make-faster": () => makeFaster(),
   node: ({ id }) => showNode(reportOf(id)),
   templates: () => app.extensionManager.command.execute("Comfy.BrowseTemplates"),
 };

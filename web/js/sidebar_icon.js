@@ -4,10 +4,7 @@ import { newestSnapshot, watchReports } from "./reports.js";
 
 export const TAB = "warmgraph";
 
-/**
- * Our entry in the host's list of tabs, which is reactive: what changes on it, the page notices.
- * @returns {Record<string, any> | undefined}
- */
+/** Our entry in the host's list of tabs, which is reactive: what changes on it, the page notices. */
 export function ourTab() {
   return app.extensionManager?.getSidebarTabs?.().find(({ id }) => id === TAB);
 }

@@ -5,10 +5,7 @@ import { goTo, isOpen, nodeAt } from "./graph_places.js";
 import { nodeShowing } from "./node_badge.js";
 import { words } from "./words.js";
 
-/**
- * A model's name; a button where it has a node.
- * @param {Record<string, any>} report
- */
+/** A model's name; a button where it has a node. */
 export function nodeLink({ id, model, nodes = [] }) {
   if (!nodes.length) return model;
   const label = words("page.show_node", { model });
@@ -20,7 +17,6 @@ export function nodeLink({ id, model, nodes = [] }) {
   });
 }
 
-/** @param {Record<string, any>} [report] */
 export async function showNode({ id, nodes = [] } = {}) {
   const here = nodes.filter(isOpen);
   const found = nodeShowing(id) ?? here.map(({ node }) => nodeAt(node)).find(Boolean);

@@ -1,5 +1,5 @@
 /** The models of this session: how far each is, how quick, and what of it is not compiled. */
-import { button, el } from "./elements.js";
+import { button, el, section } from "./elements.js";
 import { barsOf } from "./figures.js";
 import { duration } from "./format.js";
 import { nodeLink } from "./sidebar_jump.js";
@@ -19,7 +19,6 @@ const ICONS = {
   unused: "pi-exclamation-triangle",
 };
 
-/** @param {Record<string, any>} snapshot */
 export function modelsSection({ models = [], deepcaches = [], stepcaches = [], everywhere }) {
   const cards = [
     ...models.map(modelCard),
@@ -27,24 +26,16 @@ export function modelsSection({ models = [], deepcaches = [], stepcaches = [], e
     ...stepcaches.map((cache) => cacheCard(cache, "Step Cache")),
   ];
   const none = [
-    el("p", {}, words("page.no_models")),
+    el("p", words("page.no_models")),
     el(
-      "div",
-      { class: "warmgraph-buttons" },
+      "div.buttons",
       button("make-faster", words("page.make_faster")),
       button("templates", words("page.browse_templates")),
     ),
   ];
-  return el(
-    "section",
-    { "data-key": "models", "aria-labelledby": "warmgraph-models" },
-    el("h3", { id: "warmgraph-models" }, words("page.models")),
-    ...(cards.length ? cards : none),
-    leftAlone(everywhere?.left ?? []),
-  );
+  return section("models", ...(cards.length ? cards : none), leftAlone(everywhere?.left ?? []));
 }
 
-/** @param {string} standing */
 function standingMark(standing) {
   return el(
     "span",
@@ -59,20 +50,15 @@ function modelCard(model) {
   const standing = stage === "compiling" && model.building?.paused ? "paused" : model.standing;
   const told = stage === "unused" || (["slower", "ready"].includes(stage) && model.standing !== "partly");
   return el(
-    "article",
-    { class: "warmgraph-card", "data-key": model.id },
-    el("h4", {}, nodeLink(model), standingMark(told ? stage : standing)),
-    model.by === "setting" && el("p", { class: "warmgraph-note" }, words("page.by_setting")),
+    "article.card",
+    { "data-key": model.id },
+    el("h4", nodeLink(model), standingMark(told ? stage : standing)),
+    model.by === "setting" && el("p.note", words("page.by_setting")),
     ...speedText(model),
     speedBars(model.model, speed),
-    regions.total > 0 &&
-      el(
-        "p",
-        {},
-        words("page.parts", { compiled: regions.compiled, total: regions.total }),
-      ),
+    regions.total > 0 && el("p", words("page.parts", { compiled: regions.compiled, total: regions.total })),
     eagerDetails(model.eager ?? []),
-    ...(model.notes ?? []).map((note) => el("p", { class: "warmgraph-note" }, note)),
+    ...(model.notes ?? []).map((note) => el("p.note", note)),
     button("report", words("page.full_report"), {
       "data-id": model.id,
       class: "warmgraph-link",
@@ -86,28 +72,27 @@ function leftAlone(left) {
   if (!left.length) return undefined;
   const rows = left.map(({ node, class: kind, line }) => {
     const why = lineText(line);
-    return el("li", {}, node ? words("page.left_model", { node, kind, why }) : why);
+    return el("li", node ? words("page.left_model", { node, kind, why }) : why);
   });
   return el(
     "details",
     { "data-key": "left" },
-    el("summary", {}, words("page.left_alone", { count: rows.length })),
-    el("ul", {}, ...rows),
+    el("summary", words("page.left_alone", { count: rows.length })),
+    el("ul", ...rows),
   );
 }
 
 /** What is gained, in the server's words, or what to do where that is nothing. */
 function speedText({ stage, said = [], lines = [], nodes = [], by, ready }) {
-  if (stage === "ready" && ready) return [el("p", {}, words("page.ready_detail"))];
-  if (stage === "unused")
-    return lines.slice(0, 1).map((line) => el("p", { class: "warmgraph-note" }, lineText(line)));
+  if (stage === "ready" && ready) return [el("p", words("page.ready_detail"))];
+  if (stage === "unused") return lines.slice(0, 1).map((line) => el("p.note", lineText(line)));
   if (!["faster", "same", "slower"].includes(stage)) return [];
   const look = stage === "faster" ? "warmgraph-factor" : "warmgraph-note";
   const texts = said.map((line) => el("p", { class: look }, lineText(line)));
   if (stage !== "slower") return texts;
   return [
     ...texts,
-    el("p", { class: "warmgraph-note" }, words("page.slower_do")),
+    el("p.note", words("page.slower_do")),
     by !== "setting" &&
       nodes.length > 0 &&
       button("bypass", words("page.bypass"), { "data-nodes": JSON.stringify(nodes) }),
@@ -121,23 +106,20 @@ function speedBars(name, speed) {
     el(
       "li",
       { class: current ? "warmgraph-current" : undefined },
-      el("span", {}, words(`page.form_${form}`)),
+      el("span", words(`page.form_${form}`)),
       el(
-        "span",
-        { class: "warmgraph-bar", "aria-hidden": "true" },
+        "span.bar",
+        { "aria-hidden": "true" },
         el("span", { class: `warmgraph-${form}`, style: `width: ${share.toFixed(1)}%` }),
       ),
-      el("span", { class: "warmgraph-value" }, duration(ms)),
+      el("span.value", duration(ms)),
     ),
   );
-  const caption = speed.size
-    ? words("page.a_step_at", { size: speed.size })
-    : words("page.a_step");
+  const caption = speed.size ? words("page.a_step_at", { size: speed.size }) : words("page.a_step");
   return el(
     "figure",
-    {},
-    el("figcaption", {}, caption),
-    el("ul", { class: "warmgraph-bars", "aria-label": `${name}: ${caption}` }, ...rows),
+    el("figcaption", caption),
+    el("ul.bars", { "aria-label": `${name}: ${caption}` }, ...rows),
   );
 }
 
@@ -147,12 +129,11 @@ function eagerDetails(reasons) {
   return el(
     "details",
     { "data-key": "eager" },
-    el("summary", {}, words("page.not_compiled", { count: places })),
+    el("summary", words("page.not_compiled", { count: places })),
     el(
       "ul",
-      {},
       ...reasons.map(({ reason, reason_line: line, places: count }) =>
-        el("li", {}, words("page.reason", { count, reason: reasonText(line ?? reason) })),
+        el("li", words("page.reason", { count, reason: reasonText(line ?? reason) })),
       ),
     ),
   );
@@ -160,9 +141,9 @@ function eagerDetails(reasons) {
 
 function cacheCard(cache, name) {
   return el(
-    "article",
-    { class: "warmgraph-card", "data-key": cache.id },
-    el("h4", {}, name),
-    ...linesOf(cache).map((line) => el("p", {}, lineText(line))),
+    "article.card",
+    { "data-key": cache.id },
+    el("h4", name),
+    ...linesOf(cache).map((line) => el("p", lineText(line))),
   );
 }

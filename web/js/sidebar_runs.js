@@ -1,5 +1,5 @@
 /** The last runs: how long a step took, as a plot, as a table and as a file. */
-import { button, el, svg } from "./elements.js";
+import { button, el, section, svg } from "./elements.js";
 import { dotsOf, seriesOf } from "./figures.js";
 import { duration, number, time } from "./format.js";
 import { words } from "./words.js";
@@ -11,19 +11,16 @@ const WIDTH = 280;
 const HEIGHT = 70;
 const ROOM = 6;
 
-/** @param {Record<string, any>} snapshot */
 export function runsSection({ runs = [] }) {
-  return el(
-    "section",
-    { "data-key": "runs", "aria-labelledby": "warmgraph-runs" },
-    el("h3", { id: "warmgraph-runs" }, words("page.runs")),
+  return section(
+    "runs",
     ...(runs.length ? [plot(seriesOf(runs)), table(runs), exportButton()] : []),
-    runs.length === 0 && el("p", {}, words("page.no_runs")),
+    runs.length === 0 && el("p", words("page.no_runs")),
   );
 }
 
 function exportButton() {
-  return el("div", { class: "warmgraph-buttons" }, button("export", words("page.export")));
+  return el("div.buttons", button("export", words("page.export")));
 }
 
 function plot(series) {
@@ -37,12 +34,10 @@ function plot(series) {
     first: duration(series[0].ms),
     last: duration(ms),
   });
-  const across = (y, name) =>
-    svg("line", { x1: 0, x2: WIDTH, y1: y, y2: y, class: `warmgraph-${name}` });
+  const across = (y, name) => svg("line", { x1: 0, x2: WIDTH, y1: y, y2: y, class: `warmgraph-${name}` });
   return el(
     "figure",
-    {},
-    el("figcaption", {}, `${model}, ${size}`),
+    el("figcaption", `${model}, ${size}`),
     svg(
       "svg",
       {
@@ -63,23 +58,20 @@ function plot(series) {
       ),
     ),
     el(
-      "p",
-      { class: "warmgraph-note" },
+      "p.note",
       words(eager === undefined ? "page.plot_key" : "page.plot_key_eager", { top: duration(top) }),
     ),
   );
 }
 
 function table(runs) {
-  const heads = ["run", "form", "a_step"].map((name) =>
-    el("th", { scope: "col" }, words(`page.${name}`)),
-  );
+  const heads = ["run", "form", "a_step"].map((name) => el("th", { scope: "col" }, words(`page.${name}`)));
   const newest = runs.slice(-SHOWN).reverse();
   return el(
     "table",
     { "aria-labelledby": "warmgraph-runs" },
-    el("thead", {}, el("tr", {}, ...heads)),
-    el("tbody", {}, ...newest.map(row)),
+    el("thead", el("tr", ...heads)),
+    el("tbody", ...newest.map(row)),
   );
 }
 
@@ -87,14 +79,12 @@ function row({ at, model, size, batch, steps, form, ms }) {
   const images = batch > 1 ? `${number(batch)} x ${size}` : size;
   return el(
     "tr",
-    {},
     el(
       "td",
-      {},
-      el("div", {}, `${model}, ${images}`),
-      el("div", { class: "warmgraph-note" }, `${time(at)}, ${words("page.steps", { count: steps })}`),
+      el("div", `${model}, ${images}`),
+      el("div.note", `${time(at)}, ${words("page.steps", { count: steps })}`),
     ),
-    el("td", {}, words(`page.form_${form}`)),
-    el("td", { class: "warmgraph-value" }, ms === null ? "" : duration(ms)),
+    el("td", words(`page.form_${form}`)),
+    el("td.value", ms === null ? "" : duration(ms)),
   );
 }

@@ -8,16 +8,14 @@ const HOUR = 60 * MINUTE;
 /** From so many of a unit on, the next larger one is left alone. */
 const FEW = 1.5;
 
-/** @param {number} seconds */
 function timeText(seconds) {
   if (seconds >= FEW * HOUR) return words("page.hours", { number: number(seconds / HOUR, 1) });
   if (seconds >= FEW * MINUTE) return words("page.minutes", { number: number(seconds / MINUTE) });
   return words("page.seconds", { number: number(seconds) });
 }
 
-/** @param {Record<string, any>} snapshot */
 export function savedLine({ saved_today: saved }) {
   if (!(saved?.seconds >= 1)) return undefined;
   const values = { time: timeText(saved.seconds), count: saved.runs };
-  return el("p", { class: "warmgraph-saved", "data-key": "saved" }, words("page.saved_today", values));
+  return el("p.saved", { "data-key": "saved" }, words("page.saved_today", values));
 }

@@ -1,11 +1,10 @@
 /** The graphs on disk, by model family, with buttons to clear them. */
-import { button, el } from "./elements.js";
+import { button, el, section } from "./elements.js";
 import { bytes, number, percent, time } from "./format.js";
 import { reasonText, words } from "./words.js";
 
 /**
  * How many files a button would delete, and their bytes.
- * @param {Record<string, any>} snapshot
  * @param {"unused" | "unfit" | "all"} what
  */
 export function clearable({ store, stored = [] }, what) {
@@ -18,24 +17,14 @@ export function clearable({ store, stored = [] }, what) {
   return { files: sum("files"), size: sum("bytes") };
 }
 
-/**
- * @param {Record<string, any>} snapshot
- * @param {Set<string>} busy
- */
 export function storeSection(snapshot, busy) {
   const { store, stored = [] } = snapshot;
-  return el(
-    "section",
-    { "data-key": "store", "aria-labelledby": "warmgraph-store" },
-    el("h3", { id: "warmgraph-store" }, words("page.store")),
+  return section(
+    "store",
     ...(store ? usage(store) : []),
     stored.length > 0 && table(stored),
     ...unfitDetails(stored),
-    el(
-      "div",
-      { class: "warmgraph-buttons" },
-      ...["unused", "unfit", "all"].map((what) => clearButton(snapshot, what, busy)),
-    ),
+    el("div.buttons", ...["unused", "unfit", "all"].map((what) => clearButton(snapshot, what, busy))),
   );
 }
 
@@ -61,7 +50,7 @@ function usage({ files, bytes: size, cap_bytes: cap, folder }) {
         "aria-valuenow": share,
         "aria-valuetext": text,
       },
-      el("div", { class: "warmgraph-fill", style: `width: ${share}%` }),
+      el("div.fill", { style: `width: ${share}%` }),
     ),
     el("p", { title: folder && words("page.store_folder", { folder }) }, text),
   ];
@@ -76,16 +65,16 @@ function table(stored) {
       "tr",
       { "data-key": each.family },
       el("th", { scope: "row" }, each.title),
-      el("td", {}, number(each.files)),
-      el("td", {}, bytes(each.bytes)),
-      el("td", {}, each.last_used ? time(each.last_used) : ""),
+      el("td", number(each.files)),
+      el("td", bytes(each.bytes)),
+      el("td", each.last_used ? time(each.last_used) : ""),
     ),
   );
   return el(
     "table",
     { "aria-labelledby": "warmgraph-store" },
-    el("thead", {}, el("tr", {}, ...heads)),
-    el("tbody", {}, ...rows),
+    el("thead", el("tr", ...heads)),
+    el("tbody", ...rows),
   );
 }
 
@@ -93,7 +82,7 @@ function unfitDetails(stored) {
   const reasons = stored.flatMap(({ title, unfit = [] }) =>
     unfit.map(({ reason: text, reason_line: line, files, bytes: size }) => {
       const reason = reasonText(line ?? text);
-      return el("li", {}, words("page.unfit_reason", { title, count: files, size: bytes(size), reason }));
+      return el("li", words("page.unfit_reason", { title, count: files, size: bytes(size), reason }));
     }),
   );
   if (!reasons.length) return [];
@@ -102,8 +91,8 @@ function unfitDetails(stored) {
     el(
       "details",
       { "data-key": "unfit" },
-      el("summary", {}, words("page.unfit", { count: files })),
-      el("ul", {}, ...reasons),
+      el("summary", words("page.unfit", { count: files })),
+      el("ul", ...reasons),
     ),
   ];
 }

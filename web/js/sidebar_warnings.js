@@ -1,16 +1,10 @@
 /** What a user can mend, with the command that mends it. */
-import { button, el } from "./elements.js";
+import { button, el, section } from "./elements.js";
 import { lineText, words } from "./words.js";
 
-/** @param {Record<string, any>} snapshot */
 export function warningsSection({ warnings = [] }) {
   if (!warnings.length) return undefined;
-  return el(
-    "section",
-    { "data-key": "warnings", "aria-labelledby": "warmgraph-warnings" },
-    el("h3", { id: "warmgraph-warnings" }, words("page.warnings")),
-    ...warnings.map(card),
-  );
+  return section("warnings", ...warnings.map(card));
 }
 
 function card({ id, lines, command }) {
@@ -18,14 +12,9 @@ function card({ id, lines, command }) {
   return el(
     "article",
     { class: "warmgraph-card warmgraph-warning", "data-key": id },
-    el("h4", {}, el("i", { class: "pi pi-exclamation-triangle", "aria-hidden": "true" }), title),
-    el("p", {}, text),
+    el("h4", el("i", { class: "pi pi-exclamation-triangle", "aria-hidden": "true" }), title),
+    el("p", text),
     command &&
-      el(
-        "div",
-        { class: "warmgraph-command" },
-        el("code", {}, command),
-        button("copy", words("page.copy"), { "data-text": command }),
-      ),
+      el("div.command", el("code", command), button("copy", words("page.copy"), { "data-text": command })),
   );
 }

@@ -22,11 +22,6 @@ export function language() {
   return localeOf();
 }
 
-/**
- * @param {string} language
- * @param {string} key
- * @returns {string | undefined}
- */
 function find(language, key) {
   let found = translations[language]?.warmgraph;
   for (const part of key.split(".")) found = found?.[part];
@@ -61,7 +56,6 @@ export function lineText({ key, values, reasons, text }) {
 /**
  * A reason that the server gave: words, or a key and values, among which are other reasons.
  * @param {string | {key?: string, values?: Record<string, any>, text: string}} reason
- * @returns {string}
  */
 export function reasonText(reason) {
   if (typeof reason === "string") return reason;
@@ -69,7 +63,6 @@ export function reasonText(reason) {
   return key ? words(`reasons.${key}`, inWords(values), text) : text;
 }
 
-/** @param {Record<string, any>} [values] */
 function inWords(values = {}) {
   return Object.fromEntries(Object.entries(values).map(([name, each]) => [name, reasonText(each)]));
 }
