@@ -133,23 +133,6 @@ def test_a_node_that_the_last_run_did_without_says_so(page: Page, leave: str, sa
     assert page.run(f"return {BADGES}.WarmgraphCompileModel.some((t) => {DONE}.test(t))") is False
 
 
-def test_a_node_that_ended_the_prompt_says_why_until_the_next_one(page: Page) -> None:
-    page.open_shipped("load_compiled_graph")
-    page.set_widget("KSampler", "steps", 4)
-    for side in ("width", "height"):
-        page.set_widget("EmptyLatentImage", side, 64)
-    page.run_workflow()
-    node = NODE.replace("CompileModel", "LoadCompiledGraph")
-    box = f"{node}.widgets.find((w) => w.name === 'warmgraph_status').element"
-    page.wait_for(f"{box}.innerText.includes('at normal speed')")
-    page.set_widget("WarmgraphLoadCompiledGraph", "strict", True)
-    page.run("await app.queuePrompt(0, 1)")
-    page.wait_for(f"{box}.innerText.startsWith('⚠ strict loading of')")
-    page.set_widget("WarmgraphLoadCompiledGraph", "strict", False)
-    page.run_workflow()
-    page.wait_for(f"!{box}.innerText.includes('strict')")
-
-
 def test_a_node_before_the_second_input_of_a_merge_says_where_it_belongs(page: Page) -> None:
     _open_small(page, seed=9)
     page.run(

@@ -32,7 +32,6 @@ const MARGIN = 10;
 /**
  * @typedef {{
  *   take: (output: any) => void, draw: () => void, ended: () => void, close: () => void,
- *   refused: (error: {node_id?: string, exception_message?: string}) => void,
  *   reports: () => any[],
  * }} Status
  */
@@ -50,7 +49,6 @@ function addStatus(node, look) {
   /** @type {{id: string, text: string}[]} the node's result; newer reports go before it */
   let parts = [];
   let isProgress = false; // what is shown is a line of it: it stays until there is something newer
-  let refusal = ""; // why the node ended the last prompt
 
   /** What is known of the node: what has no id is no model's, and stays as it came with the rest. */
   const reports = () => {
@@ -62,7 +60,6 @@ function addStatus(node, look) {
   const draw = () => {
     const shown = reports();
     isProgress = false;
-    if (refusal) return showText(`⚠ ${refusal}`);
     const idle = (shown.length || parts.length) && idleness(node, look.whole);
     if (idle) return showText(words(idle));
     if (!shown.length) return showText(words(parts.length ? "page.gone" : "page.not_run"));
@@ -92,7 +89,6 @@ function addStatus(node, look) {
   const take = (output) => {
     if (!output?.warmgraph?.length) return;
     parts = output.warmgraph;
-    refusal = "";
     draw();
     showBadges();
   };
@@ -100,8 +96,6 @@ function addStatus(node, look) {
     take,
     draw: () => isProgress || draw(),
     ended: draw,
-    refused: ({ node_id: place, exception_message: why }) =>
-      (refusal = placesOf(node).includes(String(place)) ? why.trim() : ""),
     close: () => closed.abort(),
     reports: () => (look.whole || idleness(node, false) ? [] : reports()),
   });
@@ -174,8 +168,6 @@ app.registerExtension({
     const { signal } = new AbortController();
     watchReports((progress) => progress || showBadges(), signal);
     api.addEventListener("graphChanged", () => redraw("draw"));
-    for (const event of ["execution_start", "execution_error"])
-      api.addEventListener(event, ({ detail }) => statuses.forEach(({ refused }) => refused(detail)));
     for (const end of ["execution_success", "execution_error", "execution_interrupted"])
       api.addEventListener(end, () => redraw("ended"));
     await openingReports();
