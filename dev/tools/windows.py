@@ -62,7 +62,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "packing and loading": ("unit/test_payload.py", "compile/test_torch_api.py"),
     "signing": ("unit/test_signing.py", "unit/test_public_keys.py"),
-    "workers": ("unit/test_worker_process.py", "unit/builder/test_workers.py"),
+    "workers": (
+        "unit/test_worker_process.py",
+        "unit/builder/test_workers.py",
+        "unit/test_job_object.py",
+    ),
     "builder": ("unit/builder/test_jobs.py", "unit/builder/test_failures.py"),
     "claims": ("unit/test_claims.py",),
     "keeper": ("unit/test_keeper.py", "unit/test_temporary.py"),
