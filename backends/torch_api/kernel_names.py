@@ -13,9 +13,6 @@ from typing import Any
 
 import torch
 
-from ..errors import BuildError
-from ..reasons import of
-
 #: Characters of a kernel's name. With a user's name of 20 letters and process numbers of 6 digits,
 #: Triton's longest temporary path has 259 characters then (`tests/compile/test_pretended_card.py`).
 LONGEST = 35
@@ -47,20 +44,21 @@ _MOVES = frozenset(
 def short_names() -> Iterator[None]:
     """Have Inductor name kernels so. In a worker, which compiles one graph at a time.
 
-    Raises:
-        BuildError: this torch names kernels elsewhere.
+    A torch that names kernels elsewhere keeps its own names.
     """
+    from torch._inductor import utils
     from torch._inductor.codegen import triton
 
     codegen: Any = triton
     name = getattr(codegen, "get_fused_kernel_name", None)
-    if name is None:
-        what = "get_fused_kernel_name"
-        raise BuildError(of("torch_lacks", version=torch.__version__, name=what))
+    origins = getattr(utils, "aggregate_origins", None)
+    if name is None or origins is None:
+        yield
+        return
 
     def short(schedule: Any, *how: Any) -> str:
         whole: str = name(schedule, *how)
-        return whole if len(whole) <= _OPERATORS else shortened(_operators(schedule))
+        return whole if len(whole) <= _OPERATORS else shortened(_operators(origins(schedule)))
 
     codegen.get_fused_kernel_name = short
     try:
@@ -83,15 +81,9 @@ def shortened(operators: Iterable[str]) -> str:
     return "_".join(sorted(found)) or "fused"
 
 
-def _operators(schedule: Any) -> set[str]:
-    """The operators of the exported program that a kernel computes."""
-    from torch._inductor.utils import aggregate_origins
-
-    found = [
-        node.meta.get("original_aten")
-        for node in aggregate_origins(schedule)
-        if node.op == "call_function"
-    ]
+def _operators(nodes: Iterable[Any]) -> set[str]:
+    """The operators of the exported program that a kernel computes, of its nodes in the graph."""
+    found = [node.meta.get("original_aten") for node in nodes if node.op == "call_function"]
     return {
         operator._overloadpacket.__name__
         for operator in found

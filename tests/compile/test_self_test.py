@@ -52,6 +52,8 @@ NEEDED_BY_SOME: tuple[Name, ...] = (
     ("torch._dynamo", "trace_rules"),
     ("torch._guards", "TracingContext"),
     ("torch._inductor", "codecache"),
+    ("torch._inductor", "utils"),
+    ("torch._inductor.codegen", "triton"),
     ("torch._inductor.codegen.wrapper", "PythonWrapperCodegen"),
     ("torch.fx.experimental.symbolic_shapes", "statically_known_true"),
 )
@@ -63,9 +65,11 @@ NEEDED_PARTS: tuple[Name, ...] = (
     ("torch._inductor.runtime.triton_heuristics.StaticTritonCompileResult", "make_launcher"),
     ("torch._inductor.virtualized.V", "set_choices_handler"),
 )
-#: Where the hook has another name, Inductor's own choice is taken.
+#: Where a hook has another name, Inductor's own choice is taken.
 USEFUL_PARTS: tuple[Name, ...] = (
+    ("torch._inductor.codegen.triton", "get_fused_kernel_name"),
     ("torch._inductor.choices.InductorChoices", "should_use_persistent_reduction"),
+    ("torch._inductor.utils", "aggregate_origins"),
 )
 #: Only some graphs need these, on GPUs, or all go on without them.
 NOT_BY_ALL: tuple[Name, ...] = (

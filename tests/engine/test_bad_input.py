@@ -137,10 +137,17 @@ def test_without_a_compiler_the_model_is_eagers_and_says_what_is_missing(
 
 
 def test_a_build_that_fails_is_named_tried_once_more_and_then_left(
-    host: Host, make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+    host: Host,
+    make_lab: MakeLab,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    log: pytest.LogCaptureFixture,
 ) -> None:
     """The worker's compiler breaks (CXX), so Inductor itself raises."""
-    monkeypatch.setenv("CXX", "/no/such/compiler")
+    for name in ("broken", "broken_too"):
+        (tmp_path / name).write_text("#!/bin/sh\necho it is broken >&2\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "broken"))
     lab = make_lab(without=(QUICK,))
     model = Probed(lab, host, when_missing="wait")
     right(model)
@@ -148,7 +155,7 @@ def test_a_build_that_fails_is_named_tried_once_more_and_then_left(
     assert state_of(model)["state"] == "failed"
     assert reason.startswith(f"compiling failed: Inductor failed on {QUICK}")
     assert lab.counts(model.model) == (0, KINDS - 1, model.report()["eager"][0]["places"])
-    monkeypatch.setenv("CXX", "/no/such/compiler either")
+    monkeypatch.setenv("CXX", str(tmp_path / "broken_too"))
     for _ in range(2):
         lab.compiled(model.plain)
         right(model)
