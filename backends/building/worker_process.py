@@ -319,6 +319,7 @@ def _environment(base: Mapping[str, str], cache: Path, threads: int) -> dict[str
         VARIABLE: str(cache),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "TRITON_CACHE_DIR": str(cache / "t"),  # see `torch_api.kernel_names`
+        "TRITON_DISABLE_LINE_INFO": "1",  # paths, and so a user's name, in files that are shared
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),

@@ -17,6 +17,7 @@ from ..storing.manifest import Manifest
 from .compiler_options import INSTRUCTIONS, OURS
 from .instructions import shortly
 
+_PLATFORM = "platform"
 #: What people call facts whose names say less.
 _WORDS = {
     "capability": of("gpu_capability"),
@@ -51,14 +52,16 @@ def compose_target(
         "torch": of_torch.version,
         "torch_source": of_torch.git_version,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "platform": f"{platform.system()}-{platform.machine()}",
         "deterministic": of_torch.deterministic,
         "backend": backend,
         **fingerprint,
     }
     if device in GPU_TYPES:
+        # A GPU's code is the same on any system.
         facts["capability"] = of_torch.capability
         facts["cuda"] = of_torch.cuda
+    else:
+        facts[_PLATFORM] = f"{platform.system()}-{platform.machine()}"
     return facts
 
 
@@ -71,6 +74,8 @@ def explain_target(made_for: Mapping[str, Any], target_facts: Mapping[str, Any])
     """Say in words how the target of a graph file differs from this machine's; empty: it fits."""
     differing = {n for n in {*made_for, *target_facts} if made_for.get(n) != target_facts.get(n)}
     ours = OURS if INSTRUCTIONS in made_for else OURS | {INSTRUCTIONS}
+    if _PLATFORM not in target_facts:  # it was a fact of GPUs', too
+        ours |= {_PLATFORM}
     lines = [of("other_version")] if differing & ours else []
     for name in sorted(differing - ours):
         there, here = made_for.get(name), target_facts.get(name)

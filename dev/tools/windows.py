@@ -75,7 +75,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "settings": ("unit/test_settings.py",),
     "attaching": ("unit/test_binding.py", "unit/test_host_api.py"),
 }
-SERVER = "server"
+CARD, SERVER = "card", "server"
 LIMIT_S = 600
 #: Tests that fail there, for what Wine lacks: {file: {test: reason}}.
 KNOWN: dict[str, dict[str, str]] = json.loads((SOURCES / "known.json").read_text("utf-8"))
@@ -195,6 +195,7 @@ class Wine:
         """Return what to download: the versions that this environment has, for Windows."""
         lines = (self.tree / "requirements.txt").read_text("utf-8").splitlines()
         todo = [line for line in lines if line.strip() and not line.startswith("#")] + [*TOOLS]
+        todo += [line.replace("triton", "triton-windows") for line in _triton()]
         found: dict[str, str] = {}
         while todo:
             requirement = Requirement(todo.pop())
@@ -291,6 +292,25 @@ class Wine:
         last = f"{words.strip().splitlines()[-1]}{f'; {count} known to fail' if count else ''}"
         return Result(room, file, seconds, last, status in (0, 1) and not judged)
 
+    def take_up(self) -> Result:
+        """Have a graph that was built here for a card read and loaded there."""
+        from . import wine_card
+
+        say(CARD)
+        start = time.monotonic()
+        try:
+            file, private = wine_card.build(self)
+            paths = [windows_path(path) for path in (Path(wine_card.__file__), file, private)]
+            status, words = self.run([str(self.python), *paths])
+            last = (words.strip().splitlines() or ["it wrote nothing"])[-1]
+            kernels = json.loads(last) if status == 0 else []
+            if kernels:
+                last = f"{len(kernels)} kernels for {wine_card.CARD} loaded up to the driver"
+            passed = bool(kernels)
+        except SetupError as error:
+            last, passed = str(error), False
+        return Result(CARD, "wine_card.py", time.monotonic() - start, last, passed)
+
     def serve(self) -> Result:
         """Have a server answer a prompt with our node."""
         from .wine_server import answer
@@ -316,6 +336,13 @@ def judge(failed: set[str], known: Mapping[str, str]) -> list[str]:
     found = [f"FAILED {name}" for name in sorted(failed - set(known))]
     passed = sorted(set(known) - failed)
     return found + [f"{name} passes, though it is said that: {known[name]}" for name in passed]
+
+
+def _triton() -> list[str]:
+    """Return what torch's metadata says of Triton, by the name that it has for Windows."""
+    lines = metadata.requires("torch") or ()
+    found = (re.match(r"triton==[\d.]+", line) for line in lines)
+    return [f"{match[0]}.*" for match in found if match is not None]
 
 
 def _place(name: str) -> str | None:
@@ -375,7 +402,7 @@ def main() -> int:
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("rooms", nargs="*")
     options = parser.parse_args()
-    every = [*ROOMS, SERVER]
+    every = [*ROOMS, CARD, SERVER]
     rooms = options.rooms or every
     if unknown := set(rooms) - set(every):
         say(f"rooms must be of {', '.join(every)}, got {', '.join(sorted(unknown))}")
@@ -388,6 +415,8 @@ def main() -> int:
         return 1
     with wine.session():
         results = [wine.test(room, file) for room in rooms for file in ROOMS.get(room, ())]
+        if CARD in rooms:
+            results.append(wine.take_up())
         if SERVER in rooms:
             results.append(wine.serve())
     for each in results:

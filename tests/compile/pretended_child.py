@@ -81,6 +81,7 @@ def main(tree: str, store: str, private: str, target: str) -> None:
                 "file": str(path),
                 "seconds": round(seconds, 1),
                 "checks": said["checks"],
+                "says_where": os.environ["WARMGRAPH_WORKER"].encode() in payload,
                 "kernels": len(kernels),
                 "names": [kernel.name for kernel in kernels],
                 "pid": os.getpid(),

@@ -26,7 +26,7 @@ from warmgraph_backends.storing.manifest import read_manifest
 from warmgraph_backends.target import keys
 from warmgraph_backends.target.compiler_options import inductor_fingerprint
 from warmgraph_backends.target.own_code import own_fingerprint
-from warmgraph_backends.target.target import explain_target
+from warmgraph_backends.target.target import TorchFacts, compose_target, explain_target
 from warmgraph_backends.torch_api import compiling
 from warmgraph_tools.inprocess import HOST_FLAGS, Host
 
@@ -391,6 +391,14 @@ def test_a_processors_instructions_are_part_of_its_target_and_of_no_gpus() -> No
     assert ("avx512_vnni" in named) is torch.cpu._is_vnni_supported()
     assert ("amx_tile" in named) is torch.cpu._is_amx_tile_supported()
     assert "instructions" not in inductor_fingerprint("cuda", "3.6.0")
+
+
+def test_a_gpus_graph_is_of_no_operating_system() -> None:
+    of_torch = TorchFacts("2.11.0", None, "13.0", False, "8.9")
+    facts = compose_target("cuda", "inductor", inductor_fingerprint("cuda", "3.6.0"), of_torch)
+    assert "platform" not in facts and "platform" in keys.target("cpu", Inductor())
+    older = {**facts, "platform": "Linux-x86_64", "warmgraph": "0" * 16}
+    assert explain_target(older, facts) == ["made by another version of Warmgraph"]
 
 
 @pytest.mark.parametrize("backend", ["inductor", "eager"])
