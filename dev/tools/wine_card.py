@@ -1,8 +1,8 @@
 """A graph that was built on Linux for a card, taken up by Windows' Python under Wine.
 
-Run there, with the file and the folder of the key that signed it: `python wine_card.py FILE FOLDER`.
-Neither a driver nor a PyTorch for GPUs is there, so the loading of a kernel has a stand-in, which
-asks of a kernel what a driver does: a file by its path, with code for the card.
+It is run there with two arguments, the file and the folder of the key that signed it. Neither a
+driver nor a PyTorch for GPUs is there, so the loading of a kernel has a stand-in, which asks of a
+kernel what a driver does: a file by its path, with code for the card.
 """
 
 from __future__ import annotations
